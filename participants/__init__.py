@@ -1,0 +1,1 @@
+"""The checkpoint protocol for Gym servers: participants, coordinator, files. Stands on `statecore`."""
