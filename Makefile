@@ -1,0 +1,58 @@
+# Every target makes .venv by itself; a Python of 3.11 or newer and make are all that is needed.
+# make PYTHON=/path/to/python demo    takes that interpreter. make demo ARGS="--when later"    passes arguments on.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+SHELL := /bin/bash
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A tool that is run from here must see this tree and nothing that the caller's shell puts before it.
+unexport PYTHONPATH
+unexport PYTHONHOME
+
+.PHONY: help demo test lint format bench wheel-check docs clean
+
+help:
+	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
+	@echo "make test         all tests, with the time of each suite"
+	@echo "make lint         ruff, mypy --strict, import-linter"
+	@echo "make format       lets ruff order the imports and mend what it can"
+	@echo "make bench        what is measured (ARGS=--short for a quick look)"
+	@echo "make docs         writes the generated pages of docs/ anew"
+	@echo "make wheel-check  builds the wheel and runs the demo from it, in a venv and a directory of its own"
+	@echo "make clean        removes .venv and everything else that was made here"
+
+demo: $(READY)
+	@$(BIN)/statecore demo $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python .ci/suites.py $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
+
+wheel-check: $(READY)
+	@bash .ci/wheel_check.sh $(BIN)/python
+
+clean:
+	rm -rf $(VENV) dist build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .test-results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml .ci/find_python.sh
+	@set -e; python=$$(PYTHON="$(PYTHON)" bash .ci/find_python.sh); \
+	echo "making $(VENV) with $$python ($$($$python --version))"; \
+	rm -rf $(VENV); $$python -m venv $(VENV); \
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"; \
+	touch $(READY)
