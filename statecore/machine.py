@@ -60,12 +60,27 @@ class Table(Declaration[S], Generic[S, D]):
 
     @overload
     def __init__(
-        self: Table[S, None], name: str, *, initial: S, final: Iterable[S] = ..., cells: Rows[S], doc: str = ...
+        self: Table[S, None],
+        name: str,
+        *,
+        initial: S,
+        also_initial: Iterable[S] = ...,
+        final: Iterable[S] = ...,
+        cells: Rows[S],
+        doc: str = ...,
     ) -> None: ...
 
     @overload
     def __init__(
-        self, name: str, *, data: Callable[[], D], initial: S, final: Iterable[S] = ..., cells: Rows[S], doc: str = ...
+        self,
+        name: str,
+        *,
+        data: Callable[[], D],
+        initial: S,
+        also_initial: Iterable[S] = ...,
+        final: Iterable[S] = ...,
+        cells: Rows[S],
+        doc: str = ...,
     ) -> None: ...
 
     def __init__(
@@ -74,11 +89,12 @@ class Table(Declaration[S], Generic[S, D]):
         *,
         data: Callable[[], Any] = NoneType,
         initial: S,
+        also_initial: Iterable[S] = (),
         final: Iterable[S] = (),
         cells: Rows[S],
         doc: str = "",
     ) -> None:
-        super().__init__(name, initial=initial, final=final, cells=cells, doc=doc)
+        super().__init__(name, initial=initial, also_initial=also_initial, final=final, cells=cells, doc=doc)
         if not callable(data):
             raise self._fail(f"data {data!r} is not callable", "give a type or a function that makes the first data")
         self.data = data
@@ -89,9 +105,11 @@ class Table(Declaration[S], Generic[S, D]):
     def __repr__(self) -> str:
         return f"<Table {self.name}: {len(self.states)} states, {len(self.events)} events>"
 
-    def start(self, data: D | _Default = _DEFAULT) -> Snapshot[S, D]:
-        """A snapshot in the initial state, with `data` or the first data."""
-        return Snapshot(self.initial, self.data() if isinstance(data, _Default) else data)
+    def start(self, data: D | _Default = _DEFAULT, *, state: S | None = None) -> Snapshot[S, D]:
+        """A snapshot in the initial state (or in `state`, one of `also_initial`), with `data` or the first data."""
+        if state is not None and state is not self.initial and state not in self.also_initial:
+            raise self._fail(f"{state} is no initial state", "declare it in also_initial=")
+        return Snapshot(state or self.initial, self.data() if isinstance(data, _Default) else data)
 
     def step(self, snapshot: Snapshot[S, D], event: object) -> tuple[Snapshot[S, D], tuple[Any, ...]]:
         """The snapshot after `event`, and the effects that are owed, in order; `snapshot` itself never changes.

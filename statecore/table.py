@@ -77,8 +77,7 @@ class When:
 
 
 Cell: TypeAlias = Go | Stay | Refuse | When
-Row: TypeAlias = Mapping[type, Cell] | Iterable[tuple[type, Cell]]
-Rows: TypeAlias = Mapping[S, Mapping[type, Cell]] | Iterable[tuple[S, Row]]
+Rows: TypeAlias = Mapping[S, Mapping[type, Cell]]  # pairs are accepted too, so that a repeated key can be found
 
 
 def go(target: Enum, do: Do | None = None) -> Go:
@@ -117,13 +116,23 @@ class Declaration(Generic[S]):
     first appear; `cells[state][event]` the cell. Raises `DefinitionError` naming culprit and mend.
     """
 
-    def __init__(self, name: str, *, initial: S, final: Iterable[S] = (), cells: Rows[S], doc: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        initial: S,
+        also_initial: Iterable[S] = (),
+        final: Iterable[S] = (),
+        cells: Rows[S],
+        doc: str = "",
+    ) -> None:
         if not isinstance(initial, Enum):
             raise DefinitionError(f"table {name!r}: initial {initial!r} is no member of an Enum; give State.<NAME>")
         self.name = name
         self.doc = doc
         self.initial: S = initial
         self.states: tuple[S, ...] = tuple(type(initial))
+        self.also_initial: frozenset[S] = frozenset(also_initial)
         self.final: frozenset[S] = frozenset(final)
         self.cells: dict[S, dict[type, Cell]] = self._rows(cells)
         self.events: tuple[type, ...] = self._event_classes()
@@ -141,7 +150,7 @@ class Declaration(Generic[S]):
     def _fail(self, culprit: str, mend: str) -> DefinitionError:
         return DefinitionError(f"table {self.name!r}: {culprit}; {mend}")
 
-    def _rows(self, cells: Rows[S]) -> dict[S, dict[type, Cell]]:
+    def _rows(self, cells: Any) -> dict[S, dict[type, Cell]]:
         """The rows as dicts; pairs may be given instead of mappings, and then a repeated key is found."""
         rows: dict[S, dict[type, Cell]] = {}
         for state, row in _pairs(cells):
@@ -210,7 +219,11 @@ class Declaration(Generic[S]):
         for state in self.final:
             if state not in self.states:
                 raise self._fail(f"final {state!r} is no state", f"states are {_names(self.states)}")
-        reached, todo = {self.initial}, [self.initial]
+        for state in self.also_initial:
+            if state not in self.states:
+                raise self._fail(f"also_initial {state!r} is no state", f"states are {_names(self.states)}")
+        starts = {self.initial} | self.also_initial
+        reached, todo = set(starts), list(starts)
         while todo:
             for target in self._targets(todo.pop()) - reached:
                 reached.add(target)

@@ -1,0 +1,147 @@
+"""One attempt of a rollout, as the coordinator's registry and an agent's session know it. Pure.
+
+Queued, running, parked at a boundary, committed (its part is in a written checkpoint), running again; at the end
+completed or tombstoned, never both completed and resumable (I65): an attempt whose part is committed is released before
+it may complete. docs/reference/protocol.md sections 3, 4 and 6.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+
+from attrs import frozen
+
+from statecore import Table, go, refuse, stay
+
+
+class AttemptState(StrEnum):
+    QUEUED = auto()
+    RUNNING = auto()
+    PARKED = auto()
+    COMMITTED = auto()
+    COMPLETED = auto()
+    TOMBSTONED = auto()
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint may continue it."""
+        return self in (AttemptState.PARKED, AttemptState.COMMITTED)
+
+
+@frozen
+class Dispatched:
+    """Its request leaves, or, for a restored attempt, the continuation is claimed (I60)."""
+
+
+@frozen
+class TurnedAway:
+    """`/run` was answered `admission_closed`: it never started and is sent again under the same number (I3)."""
+
+
+@frozen
+class Restored:
+    """A checkpoint's record was installed under this attempt."""
+
+
+@frozen
+class Parked:
+    """It stands at a boundary while a checkpoint is open."""
+
+
+@frozen
+class PartWritten:
+    """Its record is in a written part."""
+
+
+@frozen
+class Released:
+    """Its server is open again: resume, abort or the end of the lease."""
+
+
+@frozen
+class Completed:
+    """Its result exists."""
+
+
+@frozen
+class Tombstoned:
+    """It, and every attempt below it, is fenced (I6, I8)."""
+
+
+NOT_STARTED = refuse("not_started")
+NOT_PARKED = refuse("not_parked")
+STANDING = refuse("parked", detail="it stands at a boundary; release it first (I65)")
+COMPLETE = refuse("already_completed")
+STALE = refuse("stale_attempt", detail="this attempt was retired")
+STARTED = refuse("already_started")
+
+_S = AttemptState
+
+ATTEMPT = Table(
+    "attempt",
+    initial=_S.QUEUED,
+    final={_S.COMPLETED, _S.TOMBSTONED},
+    doc="One attempt of a rollout: protocol.md sections 3, 4 and 6.",
+    cells={
+        _S.QUEUED: {
+            Dispatched: go(_S.RUNNING),
+            TurnedAway: stay(),
+            Restored: go(_S.PARKED),
+            Parked: NOT_STARTED,
+            PartWritten: NOT_STARTED,
+            Released: stay(),
+            Completed: NOT_STARTED,
+            Tombstoned: go(_S.TOMBSTONED),
+        },
+        _S.RUNNING: {
+            Dispatched: stay(),  # a repeated /run joins the one execution (I10)
+            TurnedAway: go(_S.QUEUED),
+            Restored: STARTED,
+            Parked: go(_S.PARKED),
+            PartWritten: NOT_PARKED,
+            Released: stay(),
+            Completed: go(_S.COMPLETED),
+            Tombstoned: go(_S.TOMBSTONED),
+        },
+        _S.PARKED: {
+            Dispatched: go(_S.RUNNING),
+            TurnedAway: stay(),  # a continuation that is not claimed yet stays one
+            Restored: stay(),
+            Parked: stay(),
+            PartWritten: go(_S.COMMITTED),
+            Released: go(_S.RUNNING),
+            Completed: STANDING,
+            Tombstoned: go(_S.TOMBSTONED),
+        },
+        _S.COMMITTED: {
+            Dispatched: STANDING,
+            TurnedAway: stay(),
+            Restored: STARTED,
+            Parked: stay(),
+            PartWritten: stay(),
+            Released: go(_S.RUNNING),
+            Completed: STANDING,  # I65
+            Tombstoned: go(_S.TOMBSTONED),
+        },
+        _S.COMPLETED: {
+            Dispatched: COMPLETE,  # I68: each result once
+            TurnedAway: COMPLETE,
+            Restored: COMPLETE,
+            Parked: COMPLETE,
+            PartWritten: COMPLETE,  # I65
+            Released: stay(),
+            Completed: stay(),
+            Tombstoned: stay(),  # I70: retiring does not destroy a result
+        },
+        _S.TOMBSTONED: {
+            Dispatched: STALE,
+            TurnedAway: STALE,
+            Restored: STALE,
+            Parked: STALE,
+            PartWritten: STALE,
+            Released: stay(),
+            Completed: STALE,
+            Tombstoned: stay(),
+        },
+    },
+)
