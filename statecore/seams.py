@@ -6,6 +6,7 @@ Rules: only this module touches `time`, `os`, `random` and `secrets`. A `Disk` i
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import secrets
@@ -169,7 +170,8 @@ class Disk(Protocol):
     """File operations, all synchronous, all raising OSError as the operating system does.
 
     `create` never opens an existing name; `link` never replaces one; `kind` never follows a link and is None where
-    there is nothing; `listdir` is sorted. `threaded` says that calls may block and belong into a thread.
+    there is nothing; `listdir` is sorted. `threaded` says that calls may block and belong into a thread. An fsync that
+    failed fails for good: what the system dropped then is not written by a later one that succeeds (S57).
     """
 
     threaded: bool
@@ -188,6 +190,10 @@ class Disk(Protocol):
 
     def mkdir(self, path: PathLike, parents: bool = False) -> None: ...
 
+    def rmdir(self, path: PathLike) -> None: ...
+
+    def fsync(self, path: PathLike) -> None: ...
+
     def fsync_dir(self, path: PathLike) -> None: ...
 
     def listdir(self, path: PathLike) -> list[str]: ...
@@ -204,8 +210,26 @@ async def on_disk(disk: Disk, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     return fn(*args)
 
 
+class _Syncs:
+    """Remembers whose fsync failed, and never lets one of these succeed later (S57)."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+
+    def run(self, path: PathLike, fsync: Callable[[], None]) -> None:
+        name = os.path.abspath(path)
+        if name in self._failed:
+            raise OSError(errno.EIO, "an earlier fsync of it failed", name)
+        try:
+            fsync()
+        except OSError:
+            self._failed.add(name)
+            raise
+
+
 class _SystemFile:
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: PathLike, syncs: _Syncs) -> None:
+        self._path, self._syncs = path, syncs
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._open = True
 
@@ -215,7 +239,7 @@ class _SystemFile:
             view = view[os.write(self._fd, view) :]
 
     def fsync(self) -> None:
-        os.fsync(self._fd)
+        self._syncs.run(self._path, lambda: os.fsync(self._fd))
 
     def close(self) -> None:
         if self._open:
@@ -234,8 +258,11 @@ class SystemDisk:
 
     threaded = True
 
+    def __init__(self) -> None:
+        self._syncs = _Syncs()
+
     def create(self, path: PathLike) -> File:
-        return _SystemFile(path)
+        return _SystemFile(path, self._syncs)
 
     def read(self, path: PathLike) -> bytes:
         return Path(path).read_bytes()
@@ -257,10 +284,19 @@ class SystemDisk:
     def mkdir(self, path: PathLike, parents: bool = False) -> None:
         Path(path).mkdir(parents=parents, exist_ok=parents)
 
+    def rmdir(self, path: PathLike) -> None:
+        os.rmdir(path)
+
+    def fsync(self, path: PathLike) -> None:
+        self._sync(path, os.O_NOFOLLOW)
+
     def fsync_dir(self, path: PathLike) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync(path, os.O_DIRECTORY)
+
+    def _sync(self, path: PathLike, flags: int) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
         try:
-            os.fsync(fd)
+            self._syncs.run(path, lambda: os.fsync(fd))
         finally:
             os.close(fd)
 
@@ -293,7 +329,7 @@ class _MemoryFile:
         self._content += data
 
     def fsync(self) -> None:
-        self._disk.log.append(("fsync", self._path))
+        self._disk.synced("fsync", self._path)
 
     def close(self) -> None:
         self._open = False
@@ -312,6 +348,7 @@ class MemoryDisk:
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str]] = []
+        self._syncs = _Syncs()
         self._files: dict[str, bytearray] = {}
         self._dirs: set[str] = {"/"}
 
@@ -364,9 +401,27 @@ class MemoryDisk:
         self.log.append(("mkdir", name))
         self._dirs.add(name)
 
+    def rmdir(self, path: PathLike) -> None:
+        name = self._dir(_name(path))
+        if self.listdir(name):
+            raise OSError(errno.ENOTEMPTY, "directory not empty", name)
+        self.log.append(("rmdir", name))
+        self._dirs.remove(name)
+
+    def fsync(self, path: PathLike) -> None:
+        self._file(path)
+        self.synced("fsync", _name(path))
+
     def fsync_dir(self, path: PathLike) -> None:
-        self._dir(_name(path))
-        self.log.append(("fsync_dir", _name(path)))
+        self.synced("fsync_dir", self._dir(_name(path)))
+
+    def synced(self, operation: str, name: str) -> None:
+        """Every fsync comes through here; a subclass that fails some overrides `sync`."""
+        self._syncs.run(name, lambda: self.sync(operation, name))
+
+    def sync(self, operation: str, name: str) -> None:
+        """What is at `name` counts as durable."""
+        self.log.append((operation, name))
 
     def listdir(self, path: PathLike) -> list[str]:
         name = self._dir(_name(path))
@@ -411,7 +466,7 @@ class MemoryDisk:
         if target in self._files:
             raise NotADirectoryError(f"{target} is a file")
         if target in self._dirs and self.listdir(target):
-            raise OSError(39, "directory not empty", target)
+            raise OSError(errno.ENOTEMPTY, "directory not empty", target)
         self._dirs = {target + d[len(source) :] if _below(d, source) else d for d in self._dirs}
         self._files = {target + f[len(source) :] if _below(f, source) else f: c for f, c in self._files.items()}
 
