@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from statecore import Table, go, refuse, stay, when
 
-from .records import Position
+from .positions import SEED_HISTORY, Position, advance as next_position
 
 OPERATIONS_KEPT: Final = 64
 
@@ -117,7 +117,7 @@ def is_repeated(data: SessionData, event: Mutated) -> bool:
 
 
 def seed(data: SessionData, event: Seeded) -> tuple[SessionData, list[object]]:
-    return evolve(data, position=Position.at_seed(event.incarnation), seed_id=event.seed_id), []
+    return evolve(data, position=Position(0, SEED_HISTORY, event.incarnation), seed_id=event.seed_id), []
 
 
 def install(data: SessionData, event: Installed) -> tuple[SessionData, list[object]]:
@@ -128,7 +128,7 @@ def advance(data: SessionData, event: Mutated) -> tuple[SessionData, list[object
     if data.position is None:
         raise ValueError("a session without a position cannot advance")
     done = (*data.operations, Operation(event.operation_id, event.reply))[-data.max_operations :]
-    return evolve(data, position=data.position.advanced(event.operation_id), operations=done), []
+    return evolve(data, position=next_position(data.position, event.operation_id), operations=done), []
 
 
 _S = SessionState

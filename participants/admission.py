@@ -1,0 +1,185 @@
+"""The live gate of one server: requests are admitted, held or refused as the GATE table says.
+
+The table decides, this shell waits: a held request sleeps on an event of its own and arrives again when the gate opens,
+when its attempt is retired, or leaves with its caller. Embedded in other people's servers, so it runs on anyio.
+docs/reference/protocol.md section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import anyio
+from attrs import define, field
+
+from statecore import Refused
+
+from .gate import (
+    GATE,
+    Admit,
+    Arrived,
+    ArrivedImpatient,
+    BecameQuiet,
+    CloseRequested,
+    Ended,
+    GateData,
+    GateState,
+    Left,
+    OpenRequested,
+    ReleaseHeld,
+    Settled,
+    SettledEnded,
+    Stirred,
+)
+from .http import ClientGone
+
+Check = Callable[[], None]
+Gone = Callable[[], Awaitable[None]]
+
+
+@define(eq=False)
+class _Hold:
+    rollout_id: str | None
+    event: anyio.Event = field(factory=anyio.Event)
+
+
+class Admission:
+    """Admission to one server.
+
+    `on_change` is called after every step that can matter to somebody who waits for the gate to be quiet.
+    """
+
+    def __init__(self, max_held: int, *, closed: bool = False, on_change: Callable[[], None] = lambda: None) -> None:
+        self._gate = GATE.start(GateData(max_held=max_held))
+        self._holds: set[_Hold] = set()
+        self._waiters: set[_Hold] = set()  # settled things that wait for the opening; not counted as held
+        self._on_change = on_change
+        if closed:
+            self.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._gate.state is GateState.OPEN
+
+    @property
+    def is_quiet(self) -> bool:
+        """Closed, and nothing moves."""
+        return self._gate.state is GateState.QUIET
+
+    @property
+    def counts(self) -> GateData:
+        return self._gate.data
+
+    def close(self) -> None:
+        self._step(CloseRequested())
+
+    def open(self) -> None:
+        self._step(OpenRequested())
+
+    def enter_or_refuse(self) -> None:
+        """Admitted, or Refused `admission_closed`: for requests that are never held."""
+        self._step(ArrivedImpatient())
+
+    async def enter(self, rollout_id: str | None, check: Check, gone: Gone | None = None) -> None:
+        """Admitted, now or when the gate opens; `check` is asked before each try and may raise Refused.
+
+        Raises ClientGone when `gone` returns first: the request was never admitted.
+        """
+        while True:
+            check()
+            if any(effect.__class__ is Admit for effect in self._step(Arrived())):
+                return
+            hold = _Hold(rollout_id)
+            self._holds.add(hold)
+            try:
+                await _wait(hold.event, gone)
+            finally:
+                if hold in self._holds:
+                    self._holds.discard(hold)
+                    self._step(Left())
+
+    def leave(self) -> None:
+        """What was admitted has ended."""
+        self._step(Ended())
+
+    def settle(self) -> None:
+        """What was admitted is quiet until it stirs."""
+        self._step(Settled())
+
+    def leave_settled(self) -> None:
+        """What was quiet has ended without moving again."""
+        self._step(SettledEnded())
+
+    async def stir(self, rollout_id: str | None, check: Check) -> None:
+        """What was quiet moves again, now or when the gate opens; `check` as for `enter`."""
+        while True:
+            check()
+            try:
+                self._step(Stirred())
+            except Refused as refused:
+                if refused.code != "admission_closed":
+                    raise
+            else:
+                return
+            await self.opened(rollout_id)
+
+    async def opened(self, rollout_id: str | None = None, gone: Gone | None = None) -> None:
+        """Returns when the gate is open, or at once when it is; also when `rollout_id` is woken."""
+        if self.is_open:
+            return
+        waiter = _Hold(rollout_id)
+        self._waiters.add(waiter)
+        try:
+            await _wait(waiter.event, gone)
+        finally:
+            self._waiters.discard(waiter)
+
+    def wake(self, rollout_ids: Iterable[str]) -> None:
+        """Everything that waits for these rollouts looks again (their attempts were retired)."""
+        wanted = set(rollout_ids)
+        for hold in [hold for hold in self._holds if hold.rollout_id in wanted]:
+            self._holds.discard(hold)
+            self._step(Left())
+            hold.event.set()
+        for waiter in self._waiters:
+            if waiter.rollout_id in wanted:
+                waiter.event.set()
+
+    def _step(self, event: object) -> tuple[Any, ...]:
+        self._gate, effects = GATE.step(self._gate, event)
+        for effect in effects:
+            if effect.__class__ is ReleaseHeld:
+                self._release()
+            elif effect.__class__ is BecameQuiet:
+                self._on_change()
+        return effects
+
+    def _release(self) -> None:
+        holds, self._holds = self._holds, set()
+        for hold in holds:
+            hold.event.set()
+        for waiter in self._waiters:
+            waiter.event.set()
+        self._on_change()
+
+
+async def _wait(event: anyio.Event, gone: Gone | None) -> None:
+    """Returns when the event is set; raises ClientGone when the caller leaves first."""
+    if gone is None:
+        await event.wait()
+        return
+    left = False
+
+    async def watch(watched: Gone) -> None:
+        nonlocal left
+        await watched()
+        left = True
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, gone)
+        await event.wait()
+        group.cancel_scope.cancel()
+    if left and not event.is_set():
+        raise ClientGone
