@@ -2,7 +2,9 @@
 
 Queued, running, parked at a boundary, committed (its part is in a written checkpoint), running again; at the end
 completed or tombstoned, never both completed and resumable (I65): an attempt whose part is committed is released before
-it may complete. docs/reference/protocol.md sections 3, 4 and 6.
+it may complete. A continuation waits as *restored* until it is claimed, once (I60): opening its server does not start
+it, and a claim that was turned away leaves it a continuation (the data: whether a claim of it may still be undone).
+docs/reference/protocol.md sections 3, 4, 6 and 7.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from enum import StrEnum, auto
 
 from attrs import frozen
 
-from statecore import Table, go, refuse, stay
+from statecore import Table, go, refuse, stay, when
 
 
 class AttemptState(StrEnum):
     QUEUED = auto()
+    RESTORED = auto()  # a continuation that nobody has claimed yet
     RUNNING = auto()
     PARKED = auto()
     COMMITTED = auto()
@@ -25,12 +28,12 @@ class AttemptState(StrEnum):
     @property
     def resumable(self) -> bool:
         """Whether a checkpoint may continue it."""
-        return self in (AttemptState.PARKED, AttemptState.COMMITTED)
+        return self in (AttemptState.RESTORED, AttemptState.PARKED, AttemptState.COMMITTED)
 
 
 @frozen
 class Dispatched:
-    """Its request leaves, or, for a restored attempt, the continuation is claimed (I60)."""
+    """Its request leaves, also again; for a restored attempt the continuation is claimed (I60)."""
 
 
 @frozen
@@ -68,6 +71,18 @@ class Tombstoned:
     """It, and every attempt below it, is fenced (I6, I8)."""
 
 
+def is_unclaimed(claim_may_fail: bool, _event: TurnedAway) -> bool:
+    return claim_may_fail
+
+
+def note_claim(_claim_may_fail: bool, _event: Dispatched) -> tuple[bool, tuple[()]]:
+    return True, ()
+
+
+def note_start(_claim_may_fail: bool, _event: Parked) -> tuple[bool, tuple[()]]:
+    return False, ()
+
+
 NOT_STARTED = refuse("not_started")
 NOT_PARKED = refuse("not_parked")
 STANDING = refuse("parked", detail="it stands at a boundary; release it first (I65)")
@@ -79,6 +94,7 @@ _S = AttemptState
 
 ATTEMPT = Table(
     "attempt",
+    data=bool,
     initial=_S.QUEUED,
     final={_S.COMPLETED, _S.TOMBSTONED},
     doc="One attempt of a rollout: protocol.md sections 3, 4 and 6.",
@@ -86,27 +102,37 @@ ATTEMPT = Table(
         _S.QUEUED: {
             Dispatched: go(_S.RUNNING),
             TurnedAway: stay(),
-            Restored: go(_S.PARKED),
+            Restored: go(_S.RESTORED),
             Parked: NOT_STARTED,
             PartWritten: NOT_STARTED,
             Released: stay(),
             Completed: NOT_STARTED,
             Tombstoned: go(_S.TOMBSTONED),
         },
+        _S.RESTORED: {
+            Dispatched: go(_S.RUNNING, do=note_claim),
+            TurnedAway: stay(),
+            Restored: stay(),
+            Parked: NOT_STARTED,
+            PartWritten: stay(),  # I62: it is in the next checkpoint as what it is
+            Released: stay(),
+            Completed: NOT_STARTED,
+            Tombstoned: go(_S.TOMBSTONED),
+        },
         _S.RUNNING: {
             Dispatched: stay(),  # a repeated /run joins the one execution (I10)
-            TurnedAway: go(_S.QUEUED),
+            TurnedAway: when(is_unclaimed, go(_S.RESTORED), otherwise=go(_S.QUEUED)),
             Restored: STARTED,
-            Parked: go(_S.PARKED),
+            Parked: go(_S.PARKED, do=note_start),
             PartWritten: NOT_PARKED,
             Released: stay(),
             Completed: go(_S.COMPLETED),
             Tombstoned: go(_S.TOMBSTONED),
         },
         _S.PARKED: {
-            Dispatched: go(_S.RUNNING),
-            TurnedAway: stay(),  # a continuation that is not claimed yet stays one
-            Restored: stay(),
+            Dispatched: stay(),  # a repeated /run joins the one execution where it stands (I10, I24)
+            TurnedAway: stay(),
+            Restored: STARTED,
             Parked: stay(),
             PartWritten: go(_S.COMMITTED),
             Released: go(_S.RUNNING),
@@ -114,7 +140,7 @@ ATTEMPT = Table(
             Tombstoned: go(_S.TOMBSTONED),
         },
         _S.COMMITTED: {
-            Dispatched: STANDING,
+            Dispatched: stay(),
             TurnedAway: stay(),
             Restored: STARTED,
             Parked: stay(),

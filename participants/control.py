@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from statecore import Cell, Table, go, refuse, stay, when
 
@@ -47,8 +47,8 @@ class Answer:
 class Control:
     """What a participant knows beside its phase.
 
-    `lease_until` is in wall-clock seconds; `writing` are the arguments that a commit under way has pinned; `ended` are
-    the ids that are fenced.
+    `lease_until` is in wall-clock seconds; `writing` are the arguments that a commit under way has pinned; `reading` is
+    the restore that is being read or installed (the phase does not show it); `ended` are the ids that are fenced.
     """
 
     incarnation: str = ""
@@ -58,10 +58,11 @@ class Control:
     checkpoint_id: str | None = None
     lease_until: float | None = None
     writing: str | None = None
+    reading: str | None = None
     prepared: Answer | None = None
     committed: Answer | None = None
     restored: Answer | None = None
-    ended: Ended = Ended()
+    ended: Ended = field(factory=Ended)
 
 
 # --- events: calls (messages) and what happened inside (past tense)
@@ -255,8 +256,16 @@ def is_current_write(data: Control, event: PartWritten) -> bool:
     return event.checkpoint_id == data.checkpoint_id and event.arguments == data.writing
 
 
-def is_fenced_install(data: Control, event: PartInstalled) -> bool:
-    return event.checkpoint_id in data.ended
+def is_reading(data: Control, _event: object) -> bool:
+    return data.reading is not None
+
+
+def is_read_by_another(data: Control, event: RestoreRequested) -> bool:
+    return data.reading is not None and data.reading != event.checkpoint_id
+
+
+def is_current_read(data: Control, event: PartInstalled | RestoreFailed) -> bool:
+    return event.checkpoint_id == data.reading
 
 
 # --- what a step does to the data
@@ -310,11 +319,13 @@ def committed_again(data: Control, _event: CommitRequested) -> tuple[Control, li
 
 
 def begin_reading(data: Control, event: RestoreRequested) -> tuple[Control, list[object]]:
-    return _heard(data, event), [CloseAdmission(), ReadPart(event.checkpoint_id, event.arguments)]
+    data = evolve(_heard(data, event), reading=event.checkpoint_id)
+    return data, [CloseAdmission(), ReadPart(event.checkpoint_id, event.arguments)]
 
 
 def record_install(data: Control, event: PartInstalled) -> tuple[Control, list[object]]:
-    data = evolve(data, checkpoint_id=event.checkpoint_id, restored=Answer(event.arguments, event.reply))
+    answer = Answer(event.arguments, event.reply)
+    data = evolve(data, checkpoint_id=event.checkpoint_id, reading=None, restored=answer)
     data = _extended(data, event.deadline_ts)
     return data, [ArmLease(_until(data))]
 
@@ -327,10 +338,18 @@ def open_again(data: Control, _event: object) -> tuple[Control, list[object]]:
     return data, [OpenAdmission()]
 
 
+def open_unrestored(data: Control, _event: RestoreFailed) -> tuple[Control, list[object]]:
+    return evolve(data, reading=None), [OpenAdmission()]
+
+
+def stay_unrestored(data: Control, _event: RestoreFailed) -> tuple[Control, list[object]]:
+    return evolve(data, reading=None), []
+
+
 def _closed_book(data: Control, checkpoint_id: str) -> Control:
     return evolve(
-        data, checkpoint_id=None, lease_until=None, writing=None, prepared=None, committed=None, restored=None,
-        ended=data.ended.with_id(checkpoint_id),
+        data, checkpoint_id=None, lease_until=None, writing=None, reading=None,
+        prepared=None, committed=None, restored=None, ended=data.ended.with_id(checkpoint_id),
     )  # fmt: skip
 
 
@@ -390,17 +409,29 @@ def _other_text(data: Control, _event: Call) -> str:
     return f"checkpoint {data.checkpoint_id!r} is active"
 
 
+def _other_commit_text(_data: Control, event: Call) -> str:
+    return f"checkpoint {event.checkpoint_id!r} already completed commit with another directory or scope"
+
+
+def _other_restore_text(_data: Control, event: Call) -> str:
+    return f"checkpoint {event.checkpoint_id!r} already completed restore with another directory or scope"
+
+
+def _writing_text(_data: Control, event: Call) -> str:
+    return f"checkpoint {event.checkpoint_id!r} is already being written to another directory or scope"
+
+
+def _reading_text(data: Control, _event: Call) -> str:
+    return f"restore {data.reading!r} is still being read or installed"
+
+
 STALE: Final = refuse("stale_checkpoint", detail=_stale_text)
 LATE: Final = refuse("deadline_exceeded", detail=_late_text)
 CONFLICT: Final = refuse("checkpoint_conflict", detail=_other_text)
-NOT_ANOTHER_PART: Final = refuse(
-    "checkpoint_conflict",
-    detail=lambda _data, event: f"checkpoint {event.checkpoint_id!r} already completed with another directory or scope",
-)
-WRITING_ELSEWHERE: Final = refuse(
-    "checkpoint_conflict",
-    detail=lambda _d, event: f"checkpoint {event.checkpoint_id!r} is already being written to another directory or scope",
-)
+OTHER_COMMIT: Final = refuse("checkpoint_conflict", detail=_other_commit_text)
+OTHER_RESTORE: Final = refuse("checkpoint_conflict", detail=_other_restore_text)
+WRITING_ELSEWHERE: Final = refuse("checkpoint_conflict", detail=_writing_text)
+READING: Final = refuse("checkpoint_conflict", detail=_reading_text)
 ENDED_MEANWHILE: Final = refuse("checkpoint_ended", detail="the checkpoint ended meanwhile")
 BROKEN_NOW: Final = refuse("participant_broken", detail="this server's lease timer died; it must be restarted")
 
@@ -431,11 +462,19 @@ def in_time(cell: Cell) -> Cell:
     return when(is_late, LATE, otherwise=cell)
 
 
+def unless_reading(cell: Cell) -> Cell:
+    """A restore under way keeps the server closed until it is installed or has failed, whatever comes (I13, I17)."""
+    return when(is_reading, READING, otherwise=cell)
+
+
 def _open_cells(phase: Phase) -> dict[type, Cell]:
     """Resume, renew, retire and lease of every phase in which a checkpoint is open."""
     return {
         ResumeRequested: meant(
-            when(is_ended, stay(do=already_reopened), otherwise=when(is_other, CONFLICT, otherwise=go(Phase.IDLE, do=reopen)))
+            when(
+                is_ended, stay(do=already_reopened),
+                otherwise=when(is_other, CONFLICT, otherwise=go(Phase.IDLE, do=reopen)),
+            )
         ),
         RenewRequested: this(stay(do=extend)),
         LeaseExpired: when(is_current, go(Phase.IDLE, do=expire), otherwise=ENDED_MEANWHILE),  # I21
@@ -459,25 +498,31 @@ PARTICIPANT = Table(
             PrepareFailed: ENDED_MEANWHILE,
             CommitRequested: fresh(_phase(Phase.BORN)),
             PartWritten: ENDED_MEANWHILE,
-            RestoreRequested: fresh(in_time(stay(do=begin_reading))),
-            PartInstalled: when(is_fenced_install, ENDED_MEANWHILE, otherwise=go(Phase.RESTORED, do=record_install)),
-            RestoreFailed: stay(),  # stays closed: nothing was restored (I51)
-            ResumeRequested: meant(when(is_ended, stay(do=already_reopened), otherwise=go(Phase.IDLE, do=reopen))),
+            RestoreRequested: fresh(in_time(when(is_read_by_another, READING, otherwise=stay(do=begin_reading)))),
+            PartInstalled: when(is_current_read, go(Phase.RESTORED, do=record_install), otherwise=ENDED_MEANWHILE),
+            # stays closed: nothing was restored (I51)
+            RestoreFailed: when(is_current_read, stay(do=stay_unrestored), otherwise=ENDED_MEANWHILE),
+            ResumeRequested: meant(
+                when(is_ended, stay(do=already_reopened), otherwise=unless_reading(go(Phase.IDLE, do=reopen)))
+            ),
             RenewRequested: fresh(_phase(Phase.BORN)),
             RetireRequested: meant(in_time(stay(do=hear))),
             LeaseExpired: ENDED_MEANWHILE,
             Broke: go(Phase.BROKEN),  # never opened, stays shut
         },
         Phase.IDLE: {
-            PrepareRequested: fresh(go(Phase.PREPARING, do=open_checkpoint)),
+            PrepareRequested: fresh(unless_reading(go(Phase.PREPARING, do=open_checkpoint))),
             ReadinessReached: ENDED_MEANWHILE,  # S7: its checkpoint ended while it waited
             PrepareFailed: ENDED_MEANWHILE,
             CommitRequested: fresh(_phase(Phase.IDLE)),
             PartWritten: ENDED_MEANWHILE,
-            RestoreRequested: fresh(in_time(stay(do=begin_reading))),
-            PartInstalled: when(is_fenced_install, ENDED_MEANWHILE, otherwise=go(Phase.RESTORED, do=record_install)),
-            RestoreFailed: stay(do=open_again),  # S25: a failed restore leaves no server closed
-            ResumeRequested: meant(when(is_ended, stay(do=already_reopened), otherwise=stay(do=fence_only))),
+            RestoreRequested: fresh(in_time(when(is_read_by_another, READING, otherwise=stay(do=begin_reading)))),
+            PartInstalled: when(is_current_read, go(Phase.RESTORED, do=record_install), otherwise=ENDED_MEANWHILE),
+            # S25: a failed restore leaves no server closed
+            RestoreFailed: when(is_current_read, stay(do=open_unrestored), otherwise=ENDED_MEANWHILE),
+            ResumeRequested: meant(
+                when(is_ended, stay(do=already_reopened), otherwise=unless_reading(stay(do=fence_only)))
+            ),
             RenewRequested: fresh(_phase(Phase.IDLE)),
             RetireRequested: meant(in_time(stay(do=hear))),
             LeaseExpired: ENDED_MEANWHILE,
@@ -497,7 +542,9 @@ PARTICIPANT = Table(
             PrepareRequested: this(stay(do=prepared_again)),
             ReadinessReached: when(is_current, stay(), otherwise=ENDED_MEANWHILE),  # two prepares waited
             PrepareFailed: ENDED_MEANWHILE,
-            CommitRequested: this(in_time(when(is_written_elsewhere, WRITING_ELSEWHERE, otherwise=stay(do=begin_writing)))),
+            CommitRequested: this(
+                in_time(when(is_written_elsewhere, WRITING_ELSEWHERE, otherwise=stay(do=begin_writing)))
+            ),
             PartWritten: when(is_current_write, go(Phase.COMMITTED, do=record_part), otherwise=ENDED_MEANWHILE),
             RestoreRequested: this(_phase(Phase.PREPARED)),
             PartInstalled: ENDED_MEANWHILE,
@@ -507,7 +554,7 @@ PARTICIPANT = Table(
             PrepareRequested: this(stay(do=prepared_again)),
             ReadinessReached: when(is_current, stay(), otherwise=ENDED_MEANWHILE),
             PrepareFailed: ENDED_MEANWHILE,
-            CommitRequested: this(when(is_same_commit, stay(do=committed_again), otherwise=NOT_ANOTHER_PART)),  # S26
+            CommitRequested: this(when(is_same_commit, stay(do=committed_again), otherwise=OTHER_COMMIT)),  # S26
             PartWritten: when(is_current_write, stay(), otherwise=ENDED_MEANWHILE),
             RestoreRequested: this(_phase(Phase.COMMITTED)),
             PartInstalled: ENDED_MEANWHILE,
@@ -520,7 +567,7 @@ PARTICIPANT = Table(
             PrepareFailed: ENDED_MEANWHILE,
             CommitRequested: this(_phase(Phase.RESTORED)),
             PartWritten: ENDED_MEANWHILE,
-            RestoreRequested: this(when(is_same_restore, stay(do=restored_again), otherwise=NOT_ANOTHER_PART)),
+            RestoreRequested: this(when(is_same_restore, stay(do=restored_again), otherwise=OTHER_RESTORE)),
             PartInstalled: ENDED_MEANWHILE,
             RetireRequested: meant(when(is_other, CONFLICT, otherwise=in_time(stay(do=extend)))),
         },

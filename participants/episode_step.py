@@ -1,7 +1,7 @@
 """Where an episode of an environment server stands. Pure.
 
-Between steps and inside a *waiting* step an episode blocks a checkpoint; parked at a boundary, inside a *replayable* step
-(it counts at the boundary before it, I38), or with a late reply in hand, it is quiet.
+Between steps and inside a *waiting* step an episode blocks a checkpoint; parked at a boundary, inside a *replayable*
+step (it counts at the boundary before it, I38), or with a late reply in hand, it is quiet.
 docs/reference/protocol.md sections 4 and 6.
 """
 
@@ -125,10 +125,10 @@ EPISODE_STEP = Table(
         _E.HOLDING: {
             WaitBegan: IN_STEP,
             ReplayBegan: IN_STEP,
-            StepEnded: go(_E.RUNNING, do=count),
+            StepEnded: STANDS,  # I24: recorded only after its server opened
             ReplyHeld: stay(),
             Parked: IN_STEP,
-            Released: stay(),
+            Released: go(_E.REPLAYABLE),  # the reply in hand is recorded next
             EpisodeEnded: STANDS,
             Retired: go(_E.TOMBSTONED),
         },

@@ -1,7 +1,8 @@
 """Which checkpoint ids have ended, for ever, in bounded memory. Pure.
 
-Ids of our own coordinator are ``ck-<epoch>-<seq>`` and ``rs-<epoch>-<seq>``: for each of the two one high-water mark makes
-every older one stale. Of foreign ids the last 4,096 are remembered (docs/reference/protocol.md section 5; I14, I75).
+Ids of our own coordinator are ``ck-<epoch>-<seq>`` and ``rs-<epoch>-<seq>``: for each of the two one high-water mark
+makes every older one stale. Of foreign ids the last 4,096 are remembered (docs/reference/protocol.md section 5; I14,
+I75).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The admission gate: who may start, who is held, and when nothing moves any more. Pure.
 
-Closing is atomic with the admission test (I23): every request is before it or after it, since both are steps of this one
-machine. A thing that was admitted is *active* until it ends or *settles* (an agent parks at a boundary, or waits for a
-model reply); the gate is quiet when nothing is active. While it is closed, newcomers that can wait are held and those
-that cannot are refused (docs/reference/protocol.md section 6, *who waits, who is refused*).
+Closing is atomic with the admission test (I23): every request is before it or after it, since both are steps of this
+one machine. A thing that was admitted is *active* until it ends or *settles* (an agent parks at a boundary, or waits
+for a model reply); the gate is quiet when nothing is active. While it is closed, newcomers that can wait are held and
+those that cannot are refused (docs/reference/protocol.md section 6, *who waits, who is refused*).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A result, from the server that made it to the one ledger. Two machines, pure.
 
-The server keeps a result until its exact receipt comes back (I66); the ledger takes each rollout's result once (I68) and
-counts it as saved when a durable copy exists outside the server (I67). docs/reference/protocol.md section 9.
+The server keeps a result until its exact receipt comes back (I66); the ledger takes each rollout's result once (I68)
+and counts it as saved when a durable copy exists outside the server (I67). docs/reference/protocol.md section 9.
 """
 
 from __future__ import annotations

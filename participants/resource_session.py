@@ -1,8 +1,8 @@
 """A session of a resources server: a position that counts its own changes. Pure.
 
-The revision grows by one exactly on a successful mutation (I36), the history names which mutations those were (I81), and
-only a seed draws a new incarnation: a session that a server does not know is lost and never made again (S60). A repeated
-operation gets its recorded reply and changes nothing. docs/reference/protocol.md sections 3, 4 and 13.
+The revision grows by one exactly on a successful mutation (I36), the history names which mutations those were (I81),
+and only a seed draws a new incarnation: a session that a server does not know is lost and never made again (S60). A
+repeated operation gets its recorded reply and changes nothing. docs/reference/protocol.md sections 3, 4 and 13.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from attrs import evolve, frozen
 
 from statecore import Table, go, refuse, stay, when
 
-from .positions import SEED_HISTORY, Position, advance as next_position
+from .positions import SEED_HISTORY, Position
+from .positions import advance as next_position
 
 OPERATIONS_KEPT: Final = 64
 
@@ -174,7 +175,7 @@ RESOURCE_SESSION = Table(
         _S.FROZEN: {
             Seeded: IS_FROZEN,
             Installed: NOT_ABSENT,
-            Mutated: IS_FROZEN,  # I24
+            Mutated: when(is_repeated, stay(), otherwise=IS_FROZEN),  # I24; an applied one is answered again
             Used: stay(),
             Froze: stay(),
             Thawed: go(_S.LIVE),

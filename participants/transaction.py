@@ -1,8 +1,8 @@
 """The checkpoint transaction: the coordinator's side of one checkpoint. Pure.
 
 Every phase before *published* can fail, and then the checkpoint before stays in force; after publishing nothing fails
-any more, it only goes on (S3). Publishing needs a proof of each participant that was asked for after the framework's half
-was captured (S32). docs/reference/protocol.md sections 4 to 6 and 11.
+any more, it only goes on (S3). Publishing needs a proof of each participant that was asked for after the framework's
+half was captured (S32). docs/reference/protocol.md sections 4 to 6 and 11.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TransactionState(StrEnum):
 
 @frozen
 class Transaction:
-    """`members` are (name, incarnation) of the participants that committed; `proved` those that proved it after the save."""
+    """`members` are (name, incarnation) of those that committed, `proved` of those that proved it after the save."""
 
     checkpoint_id: str = ""
     members: frozenset[tuple[str, str]] = frozenset()
@@ -157,6 +157,10 @@ def is_proved(data: Transaction, _event: DirectoryPublished) -> bool:
     return data.proved == data.members
 
 
+def has_members(_data: Transaction, event: AllCommitted) -> bool:
+    return bool(event.members)
+
+
 def is_member(data: Transaction, event: ProofGiven) -> bool:
     return (event.name, event.incarnation) in data.members
 
@@ -218,6 +222,7 @@ RUNNING = refuse("checkpoint_running", detail="one checkpoint at a time")
 PUBLISHED_ALREADY = refuse("published", detail="a published checkpoint is not aborted")
 OVERTAKEN = refuse("overtaken", detail="another coordinator has claimed the root")
 STRANGER = refuse("not_a_member", detail="the proof is not by the process that committed")
+NOBODY = refuse("nobody_committed", detail="a checkpoint of no participant proves nothing")
 UNPROVED = refuse("unproved", detail="a participant has not proved that it is still committed")
 
 _EVENTS = (
@@ -245,7 +250,7 @@ TRANSACTION = Table(
         _T.IDLE: _row(CheckpointRequested=go(_T.FREEZING, do=begin), Failed=OUT_OF_ORDER),
         _T.FREEZING: _row(DispatchFrozen=go(_T.PREPARING, do=prepare)),
         _T.PREPARING: _row(AllPrepared=go(_T.COMMITTING, do=commit)),
-        _T.COMMITTING: _row(AllCommitted=go(_T.SETTLING, do=settle)),
+        _T.COMMITTING: _row(AllCommitted=when(has_members, go(_T.SETTLING, do=settle), otherwise=NOBODY)),
         _T.SETTLING: _row(AllSettled=go(_T.SAVING, do=save)),
         _T.SAVING: _row(HalfSaved=go(_T.VALIDATING, do=prove)),  # a proof before this does not count (S32)
         _T.VALIDATING: _row(
