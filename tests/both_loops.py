@@ -14,7 +14,6 @@ import pytest
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """The async test as two plain tests, `[trio]` and `[asyncio]`; its other arguments stay what they are."""
 
-    @pytest.mark.parametrize("loop", ["trio", "asyncio"])
     def run(*args: Any, loop: str, **kwargs: Any) -> None:
         anyio.run(functools.partial(test, *args, **kwargs), backend=loop)
 
@@ -24,4 +23,5 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), parameter]
     )
-    return run
+    marked: Callable[..., None] = pytest.mark.parametrize("loop", ["trio", "asyncio"])(run)
+    return marked

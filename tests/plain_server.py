@@ -7,7 +7,7 @@ leaves.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.abc
@@ -92,7 +92,8 @@ class PlainServer:
                 tasks.start_soon(_leave_with_the_client, stream, tasks.cancel_scope, early)
                 said = await self.script(asked)
                 if said is not None:
-                    await _answer(conn, stream, said)
+                    with suppress(anyio.BrokenResourceError):  # the client left in the middle of the answer
+                        await _answer(conn, stream, said)
                 tasks.cancel_scope.cancel()
             if conn.our_state is not h11.DONE:
                 return
