@@ -492,20 +492,18 @@ PARTICIPANT = Table(
     final={Phase.BROKEN},
     doc="One server in a checkpoint: protocol.md sections 4, 5 and 11.",
     cells={
-        Phase.BORN: {  # started by its launcher: closed, and of one epoch (section 11)
-            PrepareRequested: fresh(_phase(Phase.BORN, ": closed since its start; restore or resume first")),
+        Phase.BORN: {  # started by its launcher: closed, of one epoch, and nothing has ended in it yet (section 11)
+            PrepareRequested: meant(_phase(Phase.BORN, ": closed since its start; restore or resume first")),
             ReadinessReached: ENDED_MEANWHILE,
             PrepareFailed: ENDED_MEANWHILE,
-            CommitRequested: fresh(_phase(Phase.BORN)),
+            CommitRequested: meant(_phase(Phase.BORN)),
             PartWritten: ENDED_MEANWHILE,
-            RestoreRequested: fresh(in_time(when(is_read_by_another, READING, otherwise=stay(do=begin_reading)))),
+            RestoreRequested: meant(in_time(when(is_read_by_another, READING, otherwise=stay(do=begin_reading)))),
             PartInstalled: when(is_current_read, go(Phase.RESTORED, do=record_install), otherwise=ENDED_MEANWHILE),
             # stays closed: nothing was restored (I51)
             RestoreFailed: when(is_current_read, stay(do=stay_unrestored), otherwise=ENDED_MEANWHILE),
-            ResumeRequested: meant(
-                when(is_ended, stay(do=already_reopened), otherwise=unless_reading(go(Phase.IDLE, do=reopen)))
-            ),
-            RenewRequested: fresh(_phase(Phase.BORN)),
+            ResumeRequested: meant(unless_reading(go(Phase.IDLE, do=reopen))),
+            RenewRequested: meant(_phase(Phase.BORN)),
             RetireRequested: meant(in_time(stay(do=hear))),
             LeaseExpired: ENDED_MEANWHILE,
             Broke: go(Phase.BROKEN),  # never opened, stays shut
