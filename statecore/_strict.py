@@ -248,7 +248,8 @@ def _structure_array(cls: Any, made: cattrs.Converter) -> Hook:
 
 
 def _unstructure_array(cls: Any, made: cattrs.Converter) -> Out:
-    hook, wanted = _hook_out(made, (get_args(cls) or (Any,))[0]), _array_type(cls)
+    hook = _hook_out(made, (get_args(cls) or (Any,))[0])
+    wanted: Any = _array_type(cls)
 
     def unstructure(value: Any) -> Any:
         if value.__class__ is not wanted:
@@ -262,11 +263,11 @@ def _structure_fixed(cls: Any, made: cattrs.Converter) -> Hook:
     kinds = [(kind, _hook_in(made, kind)) for kind in get_args(cls)]
 
     def structure(value: Any, _: Any) -> Any:
-        _exact(value, list, "list_type")
-        if len(value) != len(kinds):
-            name = "too_short" if len(value) < len(kinds) else "too_long"
-            raise WireError.at((), f"has {len(value)} items, not {len(kinds)}", name)
-        return tuple(_each([(i, each, h, k) for i, (each, (k, h)) in enumerate(zip(value, kinds, strict=True))], cls))
+        given: list[Any] = _exact(value, list, "list_type")
+        if len(given) != len(kinds):
+            name = "too_short" if len(given) < len(kinds) else "too_long"
+            raise WireError.at((), f"has {len(given)} items, not {len(kinds)}", name)
+        return tuple(_each([(index, given[index], hook, kind) for index, (kind, hook) in enumerate(kinds)], cls))
 
     return structure
 
@@ -275,9 +276,9 @@ def _unstructure_fixed(cls: Any, made: cattrs.Converter) -> Out:
     hooks = [_hook_out(made, kind) for kind in get_args(cls)]
 
     def unstructure(value: Any) -> Any:
-        if type(value) is not tuple or len(value) != len(hooks):
+        if value.__class__ is not tuple or len(value) != len(hooks):
             raise _wrong(value, f"a tuple of {len(hooks)}", "tuple_type")
-        return _each_out([(i, each, hook) for i, (each, hook) in enumerate(zip(value, hooks, strict=True))])
+        return _each_out([(index, value[index], hook) for index, hook in enumerate(hooks)])
 
     return unstructure
 
