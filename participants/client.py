@@ -4,7 +4,7 @@ Rules (docs/reference/protocol.md sections 3, 5, 6, 9 and 11): control traffic n
 traffic, so make one client for each; data calls have a connect timeout and no read timeout; an environment's proxy
 settings are never used; no cookie is kept between calls (sessions send their own). Control calls are sent again after
 transport errors, 502-504 and, where asked, `preparing`, never after 401, 409 or 422: bounded in number and inside the
-deadline. A 5xx that is not ours is a transport error (section 7). anyio: runs on trio and asyncio.
+deadline (I18). A 5xx that is not ours is a transport error (section 7). anyio: runs on trio and asyncio.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ControlClient:
     """The control plane of one server, for one coordinator.
 
     `client` serves control calls only. The server's `incarnation` is the one that is given, or the first that a reply
-    shows; every later call but GET status and capabilities is meant for it, and a fresh process refuses it (I18). What
+    shows; every later call but GET status and capabilities is meant for it, and a fresh process refuses it (S59). What
     the newest reply showed is in `seen_incarnation`, `server_epoch` and `server_ts`; `adopt` turns to the successor.
     """
 

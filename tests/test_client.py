@@ -93,7 +93,7 @@ async def test_a_call_is_one_post_with_what_the_protocol_asks_for() -> None:
 async def test_calls_are_meant_for_the_incarnation_that_was_learned_first() -> None:
     """GET status and capabilities name none; all else names the first one seen, until the coordinator turns to another.
 
-    Covers: I18
+    Covers: S59
     """
     transport = Scripted(reply(phase="idle"))
     server = control(transport)
@@ -220,7 +220,10 @@ async def test_a_reply_over_the_bound_is_not_read_to_its_end(monkeypatch: pytest
 async def test_a_call_takes_no_longer_than_its_deadline_and_the_grace(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A server that never answers is given up at the deadline plus five seconds, after one try: a transport error."""
+    """A server that never answers is given up at the deadline plus five seconds, after one try: a transport error.
+
+    Covers: I18
+    """
     transport = Scripted(HANG)
     with pytest.raises(ControlError, match=r"timeout: no answer within 65 s$") as gave_up:
         await control(transport).call("prepare", {"checkpoint_id": "ck-1"}, T + 60)
@@ -244,7 +247,7 @@ async def test_a_past_deadline_is_sent_once_with_the_grace(autojump_clock: trio.
 
 @pytest.mark.trio
 async def test_no_try_begins_after_the_deadline(autojump_clock: trio.testing.MockClock) -> None:
-    """With tries to spare, sending again still stops at the deadline."""
+    """With tries to spare, sending again still stops at the deadline. Covers: I18"""
     transport = Scripted(httpx.ConnectError("refused"))
     retries = Retries(tries=1000, first_delay_s=1.0, factor=1.0)
     with pytest.raises(ControlError):
@@ -295,7 +298,7 @@ async def test_a_wrong_call_is_refused_before_it_is_sent() -> None:
 
 @pytest.mark.trio
 async def test_receipts_are_acknowledged_in_batches() -> None:
-    """2,500 receipts go out as 1,000, 1,000 and 500, and the lists of the replies are joined. Covers: I69"""
+    """2,500 receipts go out as 1,000, 1,000 and 500, and the lists of the replies are joined."""
     receipts = [{"rollout_id": f"r{number}"} for number in range(2500)]
 
     class Ledger(Scripted):
