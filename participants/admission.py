@@ -164,6 +164,55 @@ class Admission:
         self._on_change()
 
 
+class Activity:
+    """One admitted thing that moves, settles and stirs until it ends; it has entered before this is made.
+
+    `exempt` ends the counting for good: a rollout that will start over anyway never blocks a checkpoint (section 2).
+    """
+
+    def __init__(self, admission: Admission, rollout_id: str | None, check: Check) -> None:
+        self._admission = admission
+        self._rollout_id = rollout_id
+        self._check = check
+        self._settled = False
+        self._counted = True
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the gate cannot be quiet because of it."""
+        return self._counted and not self._settled
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def settle(self) -> None:
+        """It is quiet: nothing it does from here on may change anything before it has stirred."""
+        if self._counted and not self._settled:
+            self._settled = True
+            self._admission.settle()
+
+    async def stir(self) -> None:
+        """It moves again; waits while the gate is closed (I24)."""
+        if self._counted and self._settled:
+            await self._admission.stir(self._rollout_id, self._check)
+            self._settled = False
+        else:
+            self._check()
+
+    def end(self) -> None:
+        """It is over, whatever it was doing."""
+        if not self._counted:
+            return
+        self._counted = False
+        if self._settled:
+            self._admission.leave_settled()
+        else:
+            self._admission.leave()
+
+    exempt = end
+
+
 async def _wait(event: anyio.Event, gone: Gone | None) -> None:
     """Returns when the event is set; raises ClientGone when the caller leaves first."""
     if gone is None:

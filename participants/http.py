@@ -16,6 +16,8 @@ from attrs import frozen
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse, structure
 
+from .identity import EpisodeId
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,7 +42,7 @@ STATUS: Final = {
 """HTTP status of a refusal's code; every other code is 409."""
 
 
-class ClientGone(Exception):  # noqa: N818  (not an error: nobody is left to tell)
+class ClientGone(Exception):
     """The caller went away before it got an answer."""
 
 
@@ -80,6 +82,24 @@ def read_json(body: bytes, cls: type[T]) -> T:
 def headers_of(scope: Scope) -> dict[str, str]:
     """The request's headers by lower-case name; of a repeated one the last."""
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+@frozen
+class Incoming:
+    """A data request, read: `path` without its prefix, `body` whole, `value` its JSON (None when it is none)."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    value: Any
+    episode: EpisodeId | None
+    scope: Scope
+    receive: Receive
+
+    def replayed(self) -> Receive:
+        """A `receive` for the application: the body once more, then what the caller still says."""
+        return replay(self.body, self.receive)
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
+
+from statecore import WireError
+from statecore.wire import converter
 
 RUN_PREFIX: Final = "/ng-rollout/"
 TOKEN_CAPTURE_PREFIX: Final = "/training-token-capture"
@@ -106,7 +109,7 @@ def split_prefix(path: str) -> tuple[EpisodeId | None, str]:
 
 
 def from_headers(headers: Mapping[str, str]) -> EpisodeId | None:
-    """The execution that the identity headers name (keys in lower case), or None; ValueError when they are malformed."""
+    """The execution that the identity headers name (keys in lower case), or None; ValueError if they are malformed."""
     rollout_id = headers.get(ROLLOUT_ID_HEADER)
     attempt = headers.get(ATTEMPT_HEADER)
     if rollout_id is None:
@@ -163,3 +166,27 @@ def _count(value: object) -> int:
     if type(value) is not int:
         raise ValueError(f"an attempt is an integer, not {type(value).__name__}")
     return value
+
+
+def _from_json(value: Any, _cls: Any) -> EpisodeId:
+    """`{"rollout_id", "attempt"}` off the wire, faults at the field they are in."""
+    if type(value) is not dict:
+        raise WireError.at((), "Input should be a valid dictionary or instance of EpisodeId", "model_type")
+    for name in value:
+        if name not in ("rollout_id", "attempt"):
+            raise WireError.at((name,), "Extra inputs are not permitted", "extra_forbidden")
+    if "rollout_id" not in value:
+        raise WireError.at(("rollout_id",), "Field required", "missing")
+    rollout_id, attempt = value["rollout_id"], value.get("attempt", 0)
+    if type(rollout_id) is not str:
+        raise WireError.at(("rollout_id",), "Input should be a valid string", "string_type")
+    if type(attempt) is not int or attempt < 0:
+        raise WireError.at(("attempt",), "Input should be an integer of 0 or more", "int_type")
+    try:
+        check_rollout_id(rollout_id)
+    except ValueError as error:
+        raise WireError.at(("rollout_id",), f"Value error, {error}", "value_error") from None
+    return EpisodeId(rollout_id, attempt)
+
+
+converter.register_structure_hook(EpisodeId, _from_json)

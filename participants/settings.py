@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, field, fields, frozen
 
@@ -75,7 +75,7 @@ class Settings:
         ``STATECORE_SERVERS`` is a JSON object; true/false, numbers and paths are written plainly.
         """
         environ = os.environ if environ is None else environ
-        found: dict[str, object] = {}
+        found: dict[str, Any] = {}
         for attribute in fields(cls):
             text = environ.get(PREFIX + attribute.name.upper())
             if text is not None:

@@ -1,0 +1,283 @@
+"""One execution per (rollout, attempt), and its result until the exact receipt comes back.
+
+The handler of `/run` is started once, in the server's own task group, and outlives its callers: everybody who asks for the
+same attempt gets the one response (I10, I68). Each result has one receipt (S6), is kept until that receipt is
+acknowledged (I66), and never blocks a checkpoint or the next attempt (S2). docs/reference/protocol.md section 9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+from attrs import define, field, frozen
+
+from statecore import Refused, Snapshot, WireError, WireErrors
+from statecore.wire import digest, parse, sha256_hex, structure
+
+from .handoff import HANDOFF, Acknowledged, Asked, Finished, Handoff, Kept
+from .http import (
+    Answer,
+    ASGIApp,
+    Incoming,
+    Message,
+    Receive,
+    Send,
+    encode_body,
+    refusal,
+    refuse_request,
+    replay,
+    send_bytes,
+)
+from .identity import RECEIPT_HEADER, EpisodeId
+from .records import Receipt, task_digest
+from .settings import Seams
+
+log = logging.getLogger("statecore.participants")
+
+MAX_ACKNOWLEDGED_AT_ONCE = 1000
+
+
+class ParticipantLost(Exception):
+    """A server that the rollout needs is gone: that is no result (I97)."""
+
+
+@frozen
+class Response:
+    """A response as it was captured: sent again to everybody who asks."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    @classmethod
+    def of(cls, answer: Answer) -> Response:
+        return cls(answer.status, answer.headers, encode_body(answer.body))
+
+
+class Capture:
+    """An ASGI `send` that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self.parts: list[bytes] = []
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            named = ((k.decode("latin-1").lower(), v.decode("latin-1")) for k, v in message.get("headers", ()))
+            self.headers = tuple((k, v) for k, v in named if k not in ("content-length", "content-type"))
+        elif message["type"] == "http.response.body":
+            self.parts.append(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+
+    @property
+    def response(self) -> Response:
+        return Response(self.status, self.headers, b"".join(self.parts))
+
+
+@define(eq=False)
+class Execution:
+    """The one execution of an attempt; `response` is there once `done` is set."""
+
+    episode: EpisodeId
+    task: Any
+    task_digest: str
+    generation: int
+    handoff: Snapshot[Handoff, Kept]
+    cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
+    done: anyio.Event = field(factory=anyio.Event)
+    response: Response | None = None
+    receipt: Receipt | None = None
+
+    @property
+    def retained(self) -> bool:
+        return self.handoff.state is Handoff.RETAINED
+
+
+class Host(Protocol):
+    """The kind of server around the executions."""
+
+    group: anyio.abc.TaskGroup | None
+
+    def begin(self, execution: Execution) -> None:
+        """Admission is asked and the restored state, if any, is claimed; Refused when the execution must not begin."""
+
+    def ended(self, execution: Execution) -> None:
+        """The handler is over, whatever its outcome."""
+
+
+class Executions:
+    """All executions of one server that are running, retained or failed."""
+
+    def __init__(self, host: Host, seams: Seams, *, epoch: int | None, max_retained_bytes: int) -> None:
+        self._host = host
+        self._seams = seams
+        self._epoch = epoch
+        self._max_retained_bytes = max_retained_bytes
+        self._retained_bytes = 0
+        self._executions: dict[EpisodeId, Execution] = {}
+        self._released: dict[EpisodeId, Snapshot[Handoff, Kept]] = {}
+        self._generations: dict[EpisodeId, int] = {}
+
+    def get(self, episode: EpisodeId) -> Execution | None:
+        return self._executions.get(episode)
+
+    def running(self) -> list[Execution]:
+        return [execution for execution in self._executions.values() if not execution.done.is_set()]
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts of all retained results."""
+        return [each.receipt for each in self._executions.values() if each.retained and each.receipt is not None]
+
+    async def run(self, episode: EpisodeId, task: Any, request: Incoming, app: ASGIApp, send: Send) -> None:
+        """`send` gets the response of the one execution of `episode`, which is begun if there is none yet."""
+        execution = self._find(episode, task_digest(task))
+        if execution is None:
+            execution = self._begin(episode, task)
+            assert self._host.group is not None
+            receive = replay(request.body, _never)  # it outlives its caller
+            self._host.group.start_soon(self._execute, execution, app, request.scope, receive)
+        await execution.done.wait()
+        response = execution.response
+        assert response is not None
+        await send_bytes(send, response.status, response.body, response.headers)
+
+    def _find(self, episode: EpisodeId, task: str) -> Execution | None:
+        execution = self._executions.get(episode)
+        if execution is not None:
+            HANDOFF.step(execution.handoff, Asked(task))
+            return execution
+        released = self._released.get(episode)
+        if released is not None:
+            HANDOFF.step(released, Asked(task))
+        return None
+
+    def _begin(self, episode: EpisodeId, task: Any) -> Execution:
+        if self._retained_bytes >= self._max_retained_bytes:
+            raise refuse_request("results_full", "results wait for their acknowledgement; no new rollout is taken")
+        digested = task_digest(task)
+        generation = self._generations.get(episode, 0) + 1
+        execution = Execution(episode, task, digested, generation, HANDOFF.start(Kept(task_digest=digested)))
+        self._host.begin(execution)
+        self._generations[episode] = generation
+        self._executions[episode] = execution
+        return execution
+
+    async def _execute(self, execution: Execution, app: ASGIApp, scope: Any, receive: Receive) -> None:
+        capture = Capture()
+        try:
+            with execution.cancel:
+                await app(scope, receive, capture)
+            if execution.cancel.cancelled_caught:
+                detail = f"rollout {execution.episode.rollout_id!r} attempt {execution.episode.attempt} was retired"
+                response = Response.of(refusal(refuse_request("stale_attempt", detail)))
+            else:
+                response = capture.response
+        except Refused as refused:
+            response = Response.of(refusal(refused))
+        except ParticipantLost as lost:
+            response = Response.of(refusal(refuse_request("participant_lost", str(lost))))
+        except Exception as error:  # S42: one rollout's failure is its own
+            log.exception("rollout %s failed", execution.episode.key)
+            detail = f"{type(error).__name__}: {error}"
+            response = Response.of(Answer(500, {"error": {"code": "execution_failed", "detail": detail}}))
+        self._finish(execution, response)
+
+    def _finish(self, execution: Execution, response: Response) -> None:
+        if 200 <= response.status < 300 and execution.handoff.state is Handoff.RUNNING:
+            response = self._retain(execution, response)
+        execution.response = response
+        execution.done.set()
+        self._host.ended(execution)
+
+    def _retain(self, execution: Execution, response: Response) -> Response:
+        """The result has a receipt and is kept until that comes back."""
+        receipt = Receipt(
+            rollout_id=execution.episode.rollout_id,
+            attempt=execution.episode.attempt,
+            epoch=self._epoch,
+            execution_generation=execution.generation,
+            result_identity=self._seams.entropy.token_hex(16),
+            result_sha256=_body_digest(response.body),
+        )
+        execution.handoff, _ = HANDOFF.step(execution.handoff, Finished(receipt.header))
+        execution.receipt = receipt
+        self._retained_bytes += len(response.body)
+        return Response(response.status, (*response.headers, (RECEIPT_HEADER, receipt.header)), response.body)
+
+    def acknowledge(self, value: Any) -> dict[str, Any]:
+        """Each exact receipt has released its result; idempotent, in every phase (section 9)."""
+        body = structure(value, Acknowledgement)
+        sorted_out: dict[str, list[Any]] = {"acknowledged": [], "unknown": [], "mismatched": []}
+        for receipt in body.receipts:
+            sorted_out[self._acknowledge(receipt)].append(receipt.to_json())
+        return sorted_out
+
+    def _acknowledge(self, receipt: Receipt) -> str:
+        execution = self._executions.get(receipt.episode)
+        released = self._released.get(receipt.episode)
+        machine = execution.handoff if execution is not None else released
+        if machine is None:
+            return "unknown"
+        try:
+            after, _ = HANDOFF.step(machine, Acknowledged(receipt.header))
+        except Refused as refused:
+            return "mismatched" if refused.code == "receipt_mismatch" else "unknown"
+        if execution is not None:
+            self._released[receipt.episode] = after
+            self._drop(execution)
+        return "acknowledged"
+
+    def _drop(self, execution: Execution) -> None:
+        if self._executions.get(execution.episode) is execution:
+            del self._executions[execution.episode]
+            self._generations.pop(execution.episode, None)
+        if execution.retained and execution.response is not None:
+            self._retained_bytes -= len(execution.response.body)
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        """Nothing of these attempts or earlier ones runs. A retained result stays until it is acknowledged (I70)."""
+        highest = {episode.rollout_id: episode.attempt for episode in sorted(episodes)}
+        for execution in list(self._executions.values()):
+            if execution.episode.attempt > highest.get(execution.episode.rollout_id, -1):
+                continue
+            if not execution.done.is_set():
+                execution.cancel.cancel()
+                await execution.done.wait()
+            if not execution.retained:
+                self._drop(execution)
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """What is kept only to answer late repeats of these rollouts is gone."""
+        gone = set(rollout_ids)
+        self._released = {episode: kept for episode, kept in self._released.items() if episode.rollout_id not in gone}
+
+
+@frozen(kw_only=True)
+class Acknowledgement:
+    receipts: tuple[Receipt, ...] = field()
+
+    @receipts.validator
+    def _bounded(self, _attribute: object, value: tuple[Receipt, ...]) -> None:
+        if not 1 <= len(value) <= MAX_ACKNOWLEDGED_AT_ONCE:
+            raise ValueError(f"1 to {MAX_ACKNOWLEDGED_AT_ONCE} receipts at once, not {len(value)}")
+
+
+async def _never() -> Message:
+    """Nothing more comes: the caller of an execution may have left long ago."""
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+def _body_digest(body: bytes) -> str:
+    """The digest of a result: over its canonical JSON, or over the bytes of a body that is none."""
+    try:
+        return digest(parse(body))
+    except (WireError, WireErrors):
+        return sha256_hex(body)

@@ -1,0 +1,551 @@
+"""The control plane of one server: decode, one pure step, effects in order, encode.
+
+The machine is the PARTICIPANT table; this shell performs what it owes: close and open admission, wait until nothing
+moves, write and read the part, arm the lease. What a kind has to say and to save is its `Part`. One operation at a time,
+only the waits for readiness and for a write are outside the lock, so renew is answered while a long write runs
+(docs/reference/protocol.md section 5). Embedded in other people's servers: anyio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import anyio.abc
+from attrs import define, field, frozen
+
+from statecore import Refused
+from statecore.seams import on_disk
+from statecore.wire import canonical, digest, parse
+
+from .admission import Admission
+from .calls import Commit, Forget, Prepare, Renew, Restore, Resume, Retire, VerbCall
+from .control import (
+    PARTICIPANT,
+    AnswerAgain,
+    ArmLease,
+    AwaitReadiness,
+    Broke,
+    CloseAdmission,
+    CommitRequested,
+    Control,
+    DisarmLease,
+    LeaseExpired,
+    OpenAdmission,
+    PartInstalled,
+    PartWritten,
+    Phase,
+    PrepareFailed,
+    PrepareRequested,
+    ReadinessReached,
+    RenewRequested,
+    Reopened,
+    RestoreFailed,
+    RestoreRequested,
+    ResumeRequested,
+    RetireRequested,
+    StopWriting,
+)
+from .fences import Fences
+from .identity import EpisodeId
+from .records import Manifest, Record
+from .records import Part as RecordsPart
+from .settings import Seams, Settings
+from .snapshots import StopFlag, read_part, resolve_below, write_part
+
+Json = dict[str, Any]
+
+BLOCKERS_SHOWN: Final = 100
+RECHECK_S: Final = 1.0  # a wait for readiness looks again at least this often
+
+
+@frozen
+class Blocker:
+    """Why a server is not ready: which execution, what it is doing, since when (monotonic seconds)."""
+
+    episode: EpisodeId | None
+    reason: str
+    since: float
+
+
+@frozen
+class Report:
+    """What a kind says of itself: what moves, how many of what, whose rollouts start over."""
+
+    blockers: Sequence[Blocker]
+    counts: Mapping[str, int]
+    restarts: Sequence[str] = ()
+    retained: Sequence[Json] = ()
+
+
+class Part(Protocol):
+    """What a kind of server gives to its control plane. Everything but `retire` is synchronous."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def report(self) -> Report: ...
+
+    def status(self) -> Json:
+        """The kind's own fields of the status reply."""
+
+    def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
+        """The records of the executions in `scope` (all, when None); called while nothing moves, maybe from a thread."""
+
+    def check_scope(self, scope: frozenset[EpisodeId] | None) -> None:
+        """Refused when this kind cannot commit that scope."""
+
+    def committed(self, records: Sequence[Json]) -> Json:
+        """The kind's own fields of the commit reply. Of `records` a model server sees all, others the episode ids."""
+
+    def check_fresh(self, count: int) -> None:
+        """Refused `checkpoint_error` unless this process may restore `count` records (I53)."""
+
+    def stage(self, records: Sequence[Record], scope: frozenset[EpisodeId]) -> Any:
+        """The records in scope, read and validated; nothing changes (I52). InvalidCheckpointState for what is damaged."""
+
+    def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
+        """Everything staged is in place under N+1; the capture keys of N+1. Does not fail."""
+
+    def prepared(self) -> None:
+        """The server is closed and quiet."""
+
+    def opened(self) -> None:
+        """Admission is open again."""
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        """Nothing of these attempts, or of earlier ones, runs or is kept."""
+
+    def forget(self, rollout_ids: Sequence[str]) -> None: ...
+
+
+@define(eq=False)
+class _Write:
+    """One write of the part: it outlives a caller that did not wait, and can be stopped until its manifest is linked."""
+
+    checkpoint_id: str
+    arguments: str
+    directory: Path
+    scope: frozenset[EpisodeId] | None
+    stop: StopFlag = field(factory=StopFlag)
+    done: anyio.Event = field(factory=anyio.Event)
+    reply: Json | None = None
+    error: Exception | None = None
+
+
+class Participant:
+    """One server's control plane. `start` must have been called by the server's lifespan before anything is served."""
+
+    def __init__(
+        self, name: str, settings: Settings, seams: Seams, part: Part, admission: Admission, fences: Fences
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.seams = seams
+        self.part = part
+        self.admission = admission
+        self.fences = fences
+        self.incarnation = seams.entropy.token_hex(16)
+        control = Control(
+            incarnation=self.incarnation,
+            epoch=settings.epoch,
+            epoch_required=settings.epoch_required,
+            lease_grace_s=settings.lease_grace_seconds,
+        )
+        self._machine = PARTICIPANT.start(control, state=Phase.BORN if settings.epoch_required else Phase.IDLE)
+        self._lock = anyio.Lock()
+        self._changed = anyio.Event()
+        self._lease_moved = anyio.Event()
+        self._lease_at: float | None = None  # monotonic seconds
+        self._write: _Write | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+
+    # --- what others read
+
+    @property
+    def phase(self) -> Phase:
+        return self._machine.state
+
+    @property
+    def control(self) -> Control:
+        return self._machine.data
+
+    @property
+    def born_closed(self) -> bool:
+        """Started with an epoch and neither restored nor resumed yet."""
+        return self.phase is Phase.BORN
+
+    def changed(self) -> None:
+        """Everybody who waits for readiness looks again."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        """The lease timer runs, and writes have a place to run, until `group` ends."""
+        self._group = group
+        group.start_soon(self._watch_lease)
+
+    def report_json(self) -> Json:
+        report = self.part.report()
+        now = self.seams.clock.monotonic()
+        shown = report.blockers[:BLOCKERS_SHOWN]
+        return {
+            "ready": not report.blockers,
+            "blockers": [blocker.episode.key if blocker.episode else "" for blocker in shown],
+            "blocker_count": len(report.blockers),
+            "counts": dict(report.counts),
+            "restarts": list(report.restarts),
+            "blocker_details": [
+                {
+                    "rollout_id": blocker.episode.rollout_id if blocker.episode else "",
+                    "attempt": blocker.episode.attempt if blocker.episode else 0,
+                    "reason": blocker.reason,
+                    "waited_s": round(max(0.0, now - blocker.since), 3),
+                }
+                for blocker in shown
+            ],
+            "retained": list(report.retained),
+        }
+
+    def stamp(self, reply: Json) -> Json:
+        """A reply with the fields that every reply carries."""
+        return reply | {
+            "server_ts": self.seams.clock.time(),
+            "incarnation": self.incarnation,
+            "epoch": self.control.epoch,
+        }
+
+    def status(self) -> Json:
+        """The status reply: lock free, in any phase."""
+        return {
+            "kind": self.part.kind,
+            "instance": self.name,
+            "phase": self.phase.wire,
+            "checkpoint_id": self.control.checkpoint_id,
+            "lease_expires_at": self.control.lease_until,
+            "retired_rollouts": len(self.fences.retired),
+            "report": self.report_json(),
+        } | self.part.status()
+
+    # --- the verbs
+
+    async def perform(self, call: VerbCall, *, epoch: int | None, incarnation: str | None) -> Json:
+        """The reply of a control call; raises Refused or InvalidCheckpointState, and then nothing has changed."""
+        verbs: dict[type[VerbCall], Callable[[Any, Json], Awaitable[Json]]] = {
+            Prepare: self._prepare,
+            Commit: self._commit,
+            Restore: self._restore,
+            Resume: self._resume,
+            Renew: self._renew,
+            Retire: self._retire,
+            Forget: self._forget,
+        }
+        address = {
+            "checkpoint_id": call.checkpoint_id,
+            "deadline_ts": call.deadline_ts,
+            "now": self.seams.clock.time(),
+            "epoch": epoch,
+            "incarnation": incarnation,
+        }
+        return await verbs[type(call)](call, address)
+
+    async def _prepare(self, call: Prepare, address: Json) -> Json:
+        async with self._turn(call.deadline_ts):
+            effects = self._step(PrepareRequested(**address))
+            try:
+                reply = self._perform(effects)
+            except BaseException:
+                self._prepare_failed(call.checkpoint_id)
+                raise
+        if reply is not None:
+            return reply
+        try:
+            return await self._readiness(call.checkpoint_id, call.deadline_ts)
+        except Exception:
+            self._prepare_failed(call.checkpoint_id)
+            raise
+
+    def _prepare_failed(self, checkpoint_id: str) -> None:
+        """A prepare that broke reopens; its id is not fenced."""
+        if self.phase is Phase.PREPARING and self.control.checkpoint_id == checkpoint_id:
+            self._settle_effects(self._step(PrepareFailed(checkpoint_id)))
+
+    async def _readiness(self, checkpoint_id: str, deadline_ts: float) -> Json:
+        """The prepare reply: when ready, at the deadline, or when the checkpoint ended meanwhile (S7)."""
+        while True:
+            if self.control.checkpoint_id != checkpoint_id or self.phase is not Phase.PREPARING:
+                return {"phase": self.phase.wire, "report": self.report_json()}
+            if self.admission.is_quiet:
+                self.part.prepared()
+                reply = {"phase": "prepared", "report": self.report_json()}
+                self._step(ReadinessReached(checkpoint_id, canonical(reply).decode()))
+                self.changed()
+                return reply
+            left = deadline_ts - self.seams.clock.time()
+            if left <= 0:
+                return {"phase": "preparing", "report": self.report_json()}
+            changed = self._changed
+            with anyio.move_on_after(min(left, RECHECK_S)):
+                await changed.wait()
+
+    async def _commit(self, call: Commit, address: Json) -> Json:
+        scope = None if call.episode_ids is None else frozenset(call.episode_ids)
+        arguments = _arguments(call.checkpoint_dir, call.episode_ids)
+        async with self._turn(call.deadline_ts):
+            after, effects = PARTICIPANT.step(self._machine, CommitRequested(**address, arguments=arguments))
+            again = next((effect for effect in effects if isinstance(effect, AnswerAgain)), None)
+            if again is not None:
+                return _json(again.reply)
+            await self._check_commit(scope)
+            directory = await self._below_root(call.checkpoint_dir)
+            self._machine = after
+            self._settle_effects(effect for effect in effects if isinstance(effect, ArmLease))
+            write = self._begin_write(call.checkpoint_id, arguments, directory, scope)
+        with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())):
+            await write.done.wait()
+        if not write.done.is_set():
+            raise Refused("deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed")
+        if write.error is not None:
+            raise write.error
+        assert write.reply is not None
+        return write.reply
+
+    async def _check_commit(self, scope: frozenset[EpisodeId] | None) -> None:
+        if not self.admission.is_quiet:
+            raise Refused("invalid_phase", self.phase, "CommitRequested", (), "no longer ready to commit")
+        self.part.check_scope(scope)
+        restarts = set(self.part.report().restarts)
+        named = sorted(episode.key for episode in scope or () if episode.key in restarts)
+        if named:
+            raise Refused(
+                "restart_in_scope", self.phase, "CommitRequested", (), f"the commit scope names episodes that restart: {named}"
+            )
+
+    def _begin_write(
+        self, checkpoint_id: str, arguments: str, directory: Path, scope: frozenset[EpisodeId] | None
+    ) -> _Write:
+        """The write under way with these arguments, or a new one (a failed one is tried again)."""
+        write = self._write
+        same = write is not None and (write.checkpoint_id, write.arguments) == (checkpoint_id, arguments)
+        if write is not None and same and not (write.done.is_set() and write.error is not None):
+            return write
+        write = self._write = _Write(checkpoint_id, arguments, directory, scope)
+        assert self._group is not None, "the server's lifespan has not run"
+        self._group.start_soon(self._run_write, write)
+        return write
+
+    async def _run_write(self, write: _Write) -> None:
+        try:
+            manifest, extra = await on_disk(self.seams.disk, self._write_files, write)
+            keys = extra.pop("keys")
+            reply = {"phase": "committed", "manifest": manifest, "episode_ids": keys} | extra
+            self._step(PartWritten(write.checkpoint_id, write.arguments, canonical(reply).decode()))
+            write.reply = reply
+        except Exception as error:  # handed to whoever waits for this write
+            write.error = error
+        finally:
+            write.done.set()
+
+    def _write_files(self, write: _Write) -> tuple[Json, Json]:
+        """Synchronous, maybe in a thread: records are streamed, so memory does not grow with their number."""
+        keys: set[str] = set()
+        heads: list[Json] = []
+
+        def watched() -> Iterable[Json]:
+            for record in self.part.export(write.scope):
+                keys.add(EpisodeId(**record["episode_id"]).key)
+                heads.append(record if self.part.kind == "model" else {"episode_id": record["episode_id"]})
+                yield record
+
+        manifest: Manifest = write_part(
+            self.seams.disk,
+            write.directory,
+            kind=self.part.kind,
+            instance=self.name,
+            checkpoint_id=write.checkpoint_id,
+            records=watched(),
+            extra={"incarnation": self.incarnation, "epoch": self.control.epoch},
+            stop=write.stop,
+            entropy=self.seams.entropy,
+        )
+        return manifest.to_json(), {"keys": sorted(keys)} | self.part.committed(heads)
+
+    async def _restore(self, call: Restore, address: Json) -> Json:
+        arguments = _arguments(call.checkpoint_dir, call.episode_ids)
+        scope = frozenset(call.episode_ids)
+        async with self._turn(call.deadline_ts):
+            effects = self._step(RestoreRequested(**address, arguments=arguments))
+            reply = self._perform(effects)
+            if reply is not None:
+                return reply
+            try:
+                restored = await self._install(call, scope)
+                done = {"phase": "restored", **restored}
+                event = PartInstalled(call.checkpoint_id, arguments, canonical(done).decode(), call.deadline_ts)
+                self._settle_effects(self._step(event))
+            except BaseException:
+                self._settle_effects(self._step(RestoreFailed(call.checkpoint_id)))
+                raise
+            return done
+
+    async def _install(self, call: Restore, scope: frozenset[EpisodeId]) -> Json:
+        """Read and validate everything first (I52), then install it in one piece (I51)."""
+        directory = await self._below_root(call.checkpoint_dir)
+        part = await on_disk(self.seams.disk, self._read_files, directory, scope)
+        self.part.check_fresh(len(part.records))
+        staged = self.part.stage(part.typed, scope)
+        if self.seams.clock.time() >= call.deadline_ts:
+            raise Refused("deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed")
+        keys = self.part.install(staged, scope)
+        return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
+
+    def _read_files(self, directory: Path, scope: frozenset[EpisodeId]) -> RecordsPart:
+        return read_part(self.seams.disk, directory, kind=self.part.kind, instance=self.name, scope=scope)
+
+    async def _resume(self, call: Resume, address: Json) -> Json:
+        async with self._turn(call.deadline_ts):
+            reply = self._perform(self._step(ResumeRequested(**address)))
+            assert reply is not None
+            return reply
+
+    async def _renew(self, _call: Renew, address: Json) -> Json:
+        async with self._turn(_call.deadline_ts):
+            self._settle_effects(self._step(RenewRequested(**address)))
+            return {"lease_expires_at": self.control.lease_until}
+
+    async def _retire(self, call: Retire, address: Json) -> Json:
+        async with self._turn(call.deadline_ts):
+            self._settle_effects(self._step(RetireRequested(**address)))
+            self.fences.retire(call.episode_ids)
+            self.admission.wake(episode.rollout_id for episode in call.episode_ids)
+            await self.part.retire(call.episode_ids)
+            self.changed()
+            return {"retired": [episode.key for episode in call.episode_ids]}
+
+    async def _forget(self, call: Forget, address: Json) -> Json:
+        async with self._turn(call.deadline_ts):
+            self._settle_effects(self._step(RetireRequested(**address)))
+            self.fences.forget(call.rollout_ids)
+            self.part.forget(call.rollout_ids)
+            return {"forgotten": sorted(call.rollout_ids)}
+
+    # --- steps and what they owe
+
+    def _step(self, event: object) -> Sequence[object]:
+        self._machine, effects = PARTICIPANT.step(self._machine, event)
+        return effects
+
+    def _perform(self, effects: Iterable[object]) -> Json | None:
+        """The effects happened in order; the reply that they hold, if any."""
+        reply: Json | None = None
+        for effect in effects:
+            if isinstance(effect, AnswerAgain):
+                reply = _json(effect.reply)
+            elif isinstance(effect, Reopened):
+                reply = {"phase": "idle", "idempotent": effect.idempotent}
+            else:
+                self._settle_effects([effect])
+        return reply
+
+    def _settle_effects(self, effects: Iterable[object]) -> None:
+        """The effects that need no wait."""
+        for effect in effects:
+            if isinstance(effect, CloseAdmission):
+                self.admission.close()
+            elif isinstance(effect, OpenAdmission):
+                self.part.opened()
+                self.admission.open()
+                self.changed()
+            elif isinstance(effect, ArmLease):
+                self._arm(effect.until)
+            elif isinstance(effect, DisarmLease):
+                self._arm(None)
+            elif isinstance(effect, StopWriting):
+                self._stop_write(effect.checkpoint_id)
+            # AwaitReadiness, WritePart and ReadPart are what their verb goes on to do
+
+    def _stop_write(self, checkpoint_id: str) -> None:
+        """No manifest of this checkpoint can appear any more (I48); the write itself ends by itself."""
+        if self._write is not None and self._write.checkpoint_id == checkpoint_id:
+            self._write.stop.set()
+            self._write = None
+
+    # --- the lease
+
+    def _arm(self, until: float | None) -> None:
+        clock = self.seams.clock
+        self._lease_at = None if until is None else clock.monotonic() + max(0.0, until - clock.time())
+        self._lease_moved.set()
+        self._lease_moved = anyio.Event()
+
+    async def _watch_lease(self) -> None:
+        """A lease that ends reopens the server and fences its checkpoint (I21); nobody needs to be there for it."""
+        try:
+            while True:
+                moved, at = self._lease_moved, self._lease_at
+                if at is None:
+                    await moved.wait()
+                    continue
+                left = at - self.seams.clock.monotonic()
+                if left > 0:
+                    with anyio.move_on_after(left):
+                        await moved.wait()
+                    continue
+                self._expire()
+        except Exception as error:
+            # no server stops for a dead timer, and rollouts must not wait for one: say so in every control call
+            self._settle_effects(self._step(Broke(repr(error))))
+            raise
+
+    def _expire(self) -> None:
+        checkpoint_id = self.control.checkpoint_id
+        self._lease_at = None
+        if checkpoint_id is not None:
+            self._perform(self._step(LeaseExpired(checkpoint_id)))
+
+    # --- helpers
+
+    async def _below_root(self, directory: str) -> Path:
+        root = self.settings.root
+        assert root is not None, "settings were checked"
+        return await on_disk(self.seams.disk, resolve_below, self.seams.disk, root, directory)
+
+    def _turn(self, deadline_ts: float) -> _Turn:
+        return _Turn(self._lock, max(0.0, deadline_ts - self.seams.clock.time()))
+
+
+class _Turn:
+    """The participant's lock, waited for no longer than the call's deadline (I18)."""
+
+    def __init__(self, lock: anyio.Lock, patience_s: float) -> None:
+        self._lock = lock
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(self._patience_s) as scope:
+                await self._lock.acquire()
+            if scope.cancelled_caught:
+                detail = "another operation of this server did not end before the deadline"
+                raise Refused("deadline_exceeded", "busy", "call", (), detail) from None
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+def _arguments(directory: str, episodes: Sequence[EpisodeId] | None) -> str:
+    """What makes two commits or restores the same: directory and scope, not the order of the scope."""
+    return digest([directory, None if episodes is None else sorted(episode.key for episode in episodes)])
+
+
+def _json(text: str) -> Json:
+    value = parse(text)
+    assert isinstance(value, dict)
+    return value
+
+
+__all__ = ["AwaitReadiness", "Blocker", "Part", "Participant", "Report"]
