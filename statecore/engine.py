@@ -15,6 +15,7 @@ For those who want its callbacks, its models and its diagrams; the hot path is `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import product
@@ -256,7 +257,7 @@ def mermaid(table: Table[Any, Any], title: str | None = None) -> str:
         send_event=True,
         graph_engine="mermaid",
         show_conditions=True,
-        title=title or table.name,
+        title=f"title: {json.dumps(title or table.name)}",  # it goes into the front matter as it is
     )
     for state, event, leaf, guards in _branches(table):
         if isinstance(leaf, Refuse):

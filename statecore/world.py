@@ -146,8 +146,8 @@ class World:
                 raise DefinitionError(f"{type(self).__name__} has no parameter {name!r} (it has: {known})")
         values = self.__dict__
         values["_locked"] = False
-        values["params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
-        values.update(values["params"])
+        values["_params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
+        values.update(values["_params"])
         values.update({name: each.start(self) for name, each in self.slots_.items()})
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -158,6 +158,12 @@ class World:
         self.__dict__[name] = value
 
     _locked: bool
+    _params: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of this run, by name."""
+        return dict(self._params)
 
     @property
     def values(self) -> State:

@@ -1,0 +1,192 @@
+"""The `statecore` command: finds its subcommands by the entry-point group `statecore.commands`.
+
+An entry is a function `register(subparsers)` that adds a parser and sets `run`, a function of the parsed arguments that
+returns the exit code. Two are built in: `check` explores worlds, `diagram` draws tables. A command whose code cannot be
+imported (a missing extra, say) is listed, and says why when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import __version__
+from .diagram import grid, page
+from .engine import mermaid
+from .errors import StatecoreError
+from .explore import Verdict
+from .machine import Table
+from .report import Report, check
+from .world import World
+
+__all__ = ["EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
+
+GROUP = "statecore.commands"
+EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Verdict.VACUOUS: 4}
+"""Of `check`; 2 is a wrong command line, as everywhere. Of several worlds the first that does not hold decides."""
+
+Subparsers = Any  # argparse's own class for this is private
+
+
+class UsageError(StatecoreError):
+    """The command line names something that is not there; exit code 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of the command line `argv` (of the process, if None)."""
+    parser = argparse.ArgumentParser(prog="statecore", description="Declared state machines: check, draw, inspect.")
+    parser.add_argument("--version", action="version", version=f"statecore {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _register_check(commands)
+    _register_diagram(commands)
+    for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+        _register(commands, entry)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except UsageError as error:
+        print(f"statecore: {error}", file=sys.stderr)
+        return 2
+
+
+def _register(commands: Subparsers, entry: EntryPoint) -> None:
+    """The entry's own parser, or one that says why there is none."""
+    try:
+        register: Callable[[Subparsers], None] = entry.load()
+    except (ImportError, AttributeError) as error:
+        reason = f"{entry.name} is not available: {error}"
+
+        def unavailable(args: argparse.Namespace) -> int:
+            raise UsageError(reason)
+
+        parser = commands.add_parser(entry.name, help=f"(not available: {error})".replace("%", "%%"))
+        parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        parser.set_defaults(run=unavailable)
+    else:
+        register(commands)
+
+
+def load_module(target: str) -> tuple[ModuleType, str | None]:
+    """(module, name) of `path/to/file.py:NAME`, `path/to/file.py`, `package.module:NAME` or `package.module`.
+
+    The current directory can be imported from, as it can with `python -m`. Raises UsageError.
+    """
+    place, _, name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place), name or None
+        except ModuleNotFoundError as error:
+            raise UsageError(f"cannot import {place}: {error}") from None
+    path = Path(place)
+    spec = importlib.util.spec_from_file_location(f"statecore_file_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"there is no file {place}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # attrs looks a class's module up there
+    spec.loader.exec_module(module)
+    return module, name or None
+
+
+def _named(module: ModuleType, name: str | None, wanted: Callable[[Any], bool], what: str) -> list[Any]:
+    """The object of that name, or all that the module itself defines."""
+    if name is not None:
+        found = getattr(module, name, None)
+        if not wanted(found):
+            raise UsageError(f"{_place(module)} has no {what} {name!r}")
+        return [found]
+    every = [value for value in vars(module).values() if wanted(value)]
+    own = [value for value in every if not isinstance(value, type) or value.__module__ == module.__name__]
+    if not own:
+        raise UsageError(f"{_place(module)} defines no {what}")
+    return own
+
+
+def _place(module: ModuleType) -> str:
+    """Where the module came from, for messages."""
+    return module.__file__ or module.__name__
+
+
+# --- check
+
+
+def _register_check(commands: Subparsers) -> None:
+    parser = commands.add_parser("check", help="explore every reachable state of a world")
+    parser.add_argument("target", metavar="FILE.py[:World]", help="without a name, every world in the file")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the world")
+    parser.add_argument("--max-states", type=int, default=1_000_000, metavar="N", help="distinct states (1,000,000)")
+    parser.add_argument("--max-depth", type=int, metavar="N", help="levels; the initial state is the first")
+    parser.add_argument("--max-seconds", type=float, metavar="S")
+    parser.add_argument("--json", action="store_true", help="one JSON object per world")
+    parser.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    module, name = load_module(args.target)
+    params = dict(map(_parameter, args.set))
+    worlds: list[type[World]] = _named(module, name, _is_world, "world")
+    reports: list[Report] = []
+    for world in worlds:
+        unknown = [each for each in params if each not in world.params_]
+        if unknown:
+            known = ", ".join(world.params_) or "none"
+            raise UsageError(f"{world.__name__} has no parameter {unknown[0]!r} (it has: {known})")
+        reports.append(
+            check(
+                world,
+                max_states=args.max_states,
+                max_depth=args.max_depth,
+                max_seconds=args.max_seconds,
+                **params,
+            )
+        )
+        print(json.dumps(reports[-1].to_json()) if args.json else reports[-1].story(), flush=True)
+    return next((EXIT_CODES[each.verdict] for each in reports if each.verdict is not Verdict.HOLDS), 0)
+
+
+def _is_world(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, World) and bool(value.actions_)
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """(name, value) of `name=value`; the value is JSON, or else text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--set {text}: write NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+# --- diagram
+
+
+def _register_diagram(commands: Subparsers) -> None:
+    parser = commands.add_parser("diagram", help="draw a table as a Markdown grid and a Mermaid diagram")
+    parser.add_argument("target", metavar="FILE.py[:TABLE]", help="without a name, every table in the file")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--mermaid", action="store_true", help="the Mermaid diagram alone")
+    form.add_argument("--grid", action="store_true", help="the grid alone")
+    parser.set_defaults(run=_diagram)
+
+
+def _diagram(args: argparse.Namespace) -> int:
+    module, name = load_module(args.target)
+    tables: Iterable[Table[Any, Any]] = _named(module, name, lambda value: isinstance(value, Table), "table")
+    draw = mermaid if args.mermaid else grid if args.grid else page
+    print("\n".join(draw(table).rstrip("\n") + "\n" for table in tables), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Check a world and say what was found: a verdict, the counts behind it, and a counterexample as text.
+
+`check(SomeWorld, rollouts=2).assert_holds()` is how a test uses it; `story()` is what a person reads.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from attrs import frozen
+
+from .errors import InvariantBroken, StatecoreError
+from .explore import Exploration, Limits, Verdict, Violation, explore, verdict
+from .machine import Snapshot
+from .seams import Clock, SystemClock
+from .world import World
+
+__all__ = ["NotShown", "Report", "check"]
+
+
+class NotShown(StatecoreError):
+    """No counterexample was found, and yet the world was not shown to hold: not finished, or vacuous."""
+
+
+@frozen
+class Report:
+    """What a check found; `seconds` is how long it took, `slots` the names of the values in a trace's states."""
+
+    world: str
+    params: dict[str, Any]
+    slots: tuple[str, ...]
+    verdict: Verdict
+    found: Exploration
+    seconds: float
+
+    @property
+    def distinct(self) -> int:
+        """Reachable states, each counted once."""
+        return self.found.distinct
+
+    @property
+    def generated(self) -> int:
+        """The initial state and every enabled step."""
+        return self.found.generated
+
+    @property
+    def depth(self) -> int:
+        """Levels; the initial state is the first."""
+        return self.found.depth
+
+    @property
+    def violation(self) -> Violation | None:
+        """The broken property with the shortest way to it."""
+        return self.found.violation
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """The labels of the steps to the violation; empty if there is none."""
+        return () if self.violation is None else tuple(step.label for step in self.violation.steps)
+
+    def assert_holds(self) -> Report:
+        """This report, if the verdict is *holds*; else InvariantBroken with the story, or NotShown saying why."""
+        if self.violation is not None:
+            raise InvariantBroken(self.violation.name, self.story())
+        if self.verdict is not Verdict.HOLDS:
+            raise NotShown(self.story())
+        return self
+
+    def story(self) -> str:
+        """All of it in words: verdict, counts, what was missed, and the trace with what each step changed."""
+        return "\n".join([self._head(), *self._reasons(), *self._trace()])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON, for machines to read; slot values as text."""
+        broken = self.violation
+        return {
+            "world": self.world,
+            "params": {name: str(value) for name, value in self.params.items()},
+            "verdict": self.verdict.value,
+            "distinct": self.distinct,
+            "generated": self.generated,
+            "depth": self.depth,
+            "seconds": self.seconds,
+            "limit": self.found.limit,
+            "unseen": list(self.found.unseen),
+            "never_fired": list(self.found.never_fired),
+            "unchecked": list(self.found.unchecked),
+            "violation": None if broken is None else {"property": broken.name, "covers": list(broken.covers)},
+            "trace": list(self.trace),
+        }
+
+    def _head(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        rate = f"{self.distinct / self.seconds:,.0f} states/s" if self.seconds > 0 else "at once"
+        return (
+            f"{self.world}({values}): {self.verdict.value.replace('_', ' ')}; {self.distinct:,} distinct states, "
+            f"{self.generated:,} generated, depth {self.depth}, {self.seconds:.2f} s, {rate}"
+        )
+
+    def _reasons(self) -> list[str]:
+        found = self.found
+        lines = [f"  stopped at the limit of {found.limit}"] if found.limit else []
+        # A search that stopped early has not seen everything, so what it missed says nothing.
+        if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
+            lines += [f"  sometimes {name}: never seen" for name in found.unseen]
+            lines += [f"  action {name}: never fired" for name in found.never_fired]
+            lines += [f"  {name}: declared, but this search checks no liveness" for name in found.unchecked]
+            lines += [] if found.checked else ["  nothing is declared that must hold"]
+        return lines
+
+    def _trace(self) -> list[str]:
+        broken = self.violation
+        if broken is None:
+            return []
+        covers = f" ({', '.join(broken.covers)})" if broken.covers else ""
+        lines = [f"  {broken.name}{covers} is broken after {len(broken.steps)} steps, and no fewer:"]
+        lines += [f"     0  start: {self._difference(None, broken.states[0])}"]
+        for number, step in enumerate(broken.steps, start=1):
+            before, after = broken.states[number - 1], broken.states[number : number + 1]
+            change = self._difference(before, after[0]) if after else "the step itself is the fault"
+            lines.append(f"  {number:>4}  {step.label}{' [fault]' if step.fault else ''}: {change}")
+        return lines
+
+    def _difference(self, before: tuple[Any, ...] | None, after: tuple[Any, ...]) -> str:
+        old = before if before is not None else (object(),) * len(after)
+        changed = [
+            f"{name} = {_shown(new)}" for name, was, new in zip(self.slots, old, after, strict=True) if was != new
+        ]
+        return ", ".join(changed) or "nothing changes"
+
+
+def _shown(value: object) -> str:
+    """The value as short text: sets in a steady order, snapshots as state and data."""
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(sorted(map(_shown, value))) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_shown, value)) + ")"
+    if isinstance(value, Snapshot):
+        return str(value.state) if value.data is None else f"{value.state} {_shown(value.data)}"
+    return str(value) if isinstance(value, Enum) else repr(value)
+
+
+def check(
+    world: type[World],
+    *,
+    max_states: int = 1_000_000,
+    max_depth: int | None = None,
+    max_seconds: float | None = None,
+    clock: Clock | None = None,
+    **params: Any,
+) -> Report:
+    """The report of a search through every reachable state of `world(**params)`, within the limits."""
+    made = world(**params)
+    clock = clock or SystemClock()
+    started = clock.monotonic()
+    found = explore(made, Limits(max_states, max_depth, max_seconds), clock)
+    return Report(
+        world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started
+    )
