@@ -15,12 +15,14 @@ from urllib.parse import unquote
 
 import anyio
 import anyio.abc
+from attrs import evolve
 
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse
 
 from .calls import VERBS, VerbCall
 from .http import (
+    REQUEST_KEY,
     Answer,
     ASGIApp,
     ClientGone,
@@ -58,7 +60,6 @@ RESULTS: Final = "/ng-control/v1/results"
 ACKNOWLEDGE: Final = "/ng-control/v1/results/acknowledge"
 PROBES: Final = frozenset({"/", "/livez", "/readyz", "/healthz", "/health", "/docs", "/redoc", "/openapi.json", "/metrics"})
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-REQUEST_KEY: Final = "statecore.request"
 
 log = logging.getLogger("statecore.participants")
 
@@ -156,7 +157,10 @@ class Shell:
         except ClientGone:
             return
         except Refused as refused:
-            await send_answer(send, refusal(refused))
+            answer = refusal(refused)
+            if self.server.participant is not None:
+                answer = answer.with_header(INCARNATION_HEADER, self.server.participant.incarnation)
+            await send_answer(send, answer)
 
     def _is_ours(self, path: str) -> bool:
         if path == CAPABILITIES:
@@ -182,9 +186,8 @@ class Shell:
         except (WireError, WireErrors) as error:
             answer = invalid_body(error)
         if participant is not None and isinstance(answer.body, dict):
-            stamped = (INCARNATION_HEADER, participant.incarnation)
             body = participant.stamp(answer.body) if answer.status == 200 else answer.body
-            answer = Answer(answer.status, body, (*answer.headers, stamped))
+            answer = evolve(answer, body=body).with_header(INCARNATION_HEADER, participant.incarnation)
         return answer
 
     def _check_token(self, headers: dict[str, str]) -> None:
@@ -238,7 +241,8 @@ class Shell:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
         value, episode = _identify(named, headers, body)
-        request = Incoming(scope["method"], path, headers, body, value, episode, inner, receive)
+        incarnation = None if participant is None else participant.incarnation
+        request = Incoming(scope["method"], path, headers, body, value, episode, inner, receive, incarnation)
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             raise refuse_request("admission_closed", "this server is closed until its first restore or resume")

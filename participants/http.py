@@ -16,7 +16,7 @@ from attrs import frozen
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse, structure
 
-from .identity import EpisodeId
+from .identity import INCARNATION_HEADER, EpisodeId
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,6 +26,9 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[str, str]]
 
 T = TypeVar("T")
+
+REQUEST_KEY: Final = "statecore.request"
+"""Where in the ASGI scope the request is, once it was read."""
 
 STATUS: Final = {
     "unauthorized": 401,
@@ -53,6 +56,9 @@ class Answer:
     status: int
     body: Any
     headers: tuple[tuple[str, str], ...] = ()
+
+    def with_header(self, name: str, value: str) -> Answer:
+        return Answer(self.status, self.body, (*self.headers, (name, value)))
 
 
 def refusal(refused: Refused) -> Answer:
@@ -86,7 +92,10 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 @frozen
 class Incoming:
-    """A data request, read: `path` without its prefix, `body` whole, `value` its JSON (None when it is none)."""
+    """A data request, read: `path` without its prefix, `body` whole, `value` its JSON (None when it is none).
+
+    `incarnation` is the serving process, named in every reply.
+    """
 
     method: str
     path: str
@@ -96,6 +105,7 @@ class Incoming:
     episode: EpisodeId | None
     scope: Scope
     receive: Receive
+    incarnation: str | None = None
 
     def replayed(self) -> Receive:
         """A `receive` for the application: the body once more, then what the caller still says."""
@@ -156,3 +166,45 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: Headers = ()
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+
+
+async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:
+    """`app` answers the request; a Refused that leaves it becomes the reply that peers know.
+
+    Frameworks turn an exception into a 500 and raise it again: that 500 waits here until it is known which one it was.
+    Every reply names the process (`x-statecore-incarnation`), so that its 500 is told from that of a proxy.
+    """
+    held: list[Message] = []
+    started = False
+
+    async def careful(message: Message) -> None:
+        nonlocal started
+        if message["type"] == "http.response.start":
+            if request.incarnation is not None:
+                stamp = (INCARNATION_HEADER.encode(), request.incarnation.encode())
+                message = {**message, "headers": [*message.get("headers", ()), stamp]}
+            if message["status"] == 500:
+                held.append(message)
+                return
+            started = True
+        if held:
+            held.append(message)
+        else:
+            await send(message)
+
+    try:
+        await app(request.scope, request.replayed(), careful)
+    except Refused as refused:
+        if started:
+            raise
+        answer = refusal(refused)
+        if request.incarnation is not None:
+            answer = answer.with_header(INCARNATION_HEADER, request.incarnation)
+        await send_answer(send, answer)
+        return
+    except Exception:
+        for message in held:
+            await send(message)
+        raise
+    for message in held:
+        await send(message)

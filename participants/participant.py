@@ -420,8 +420,12 @@ class Participant:
             self._settle_effects(self._step(RetireRequested(**address)))
             self.fences.retire(call.episode_ids)
             self.admission.wake(episode.rollout_id for episode in call.episode_ids)
-            await self.part.retire(call.episode_ids)
+            with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())) as scope:
+                await self.part.retire(call.episode_ids)
             self.changed()
+            if scope.cancelled_caught:  # the marks stay; a repeat goes on with the rest
+                detail = f"checkpoint {call.checkpoint_id!r} deadline passed"
+                raise Refused("deadline_exceeded", self.phase, call, (), detail)
             return {"retired": [episode.key for episode in call.episode_ids]}
 
     async def _forget(self, call: Forget, address: Json) -> Json:

@@ -109,18 +109,21 @@ class Server(ABC):
 
         return checked
 
-    async def admitted(self, request: Incoming) -> Activity:
-        """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile."""
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None) -> Activity:
+        """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile.
+
+        `owner` is the execution that it belongs to where the request itself names none.
+        """
 
         async def gone() -> None:
             await until_gone(request.receive)
 
-        episode = request.episode
+        episode = request.episode or owner
         rollout_id = None if episode is None else episode.rollout_id
         check = self.check(episode)
         await self.admission.enter(rollout_id, check, gone)
-        if episode is not None:
-            self.fences.accept(episode)
+        if request.episode is not None:
+            self.fences.accept(request.episode)
         return Activity(self.admission, rollout_id, check)
 
     # --- defaults of a Part

@@ -1,0 +1,496 @@
+"""A resources server: sessions whose state counts its own changes, and the verifier.
+
+The application's routes call `seed`, `mutate`, `read`, `verify` and `close`; each works under the lock of its session, so
+that the position is read where the state is (I37, S21). A mutation that raises leaves the state untouched, a repeated
+operation gets its recorded reply. While a checkpoint is open everything that would change a session is held; what was
+accepted before runs to its end. docs/reference/protocol.md sections 2, 3, 4, 6 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum, auto
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import anyio
+import httpx
+from attrs import define, field, frozen
+from starlette.responses import JSONResponse, Response
+
+from statecore import DefinitionError, Snapshot, WireError, WireErrors
+from statecore.wire import canonical, parse
+
+from .codecs import Codec, CodecError, check_codec
+from .cookies import SessionCookies
+from .http import REQUEST_KEY, ASGIApp, Incoming, Scope, Send, refuse_request, serve
+from .identity import (
+    OPERATION_HEADER,
+    POSITION_HEADER,
+    RESTART_HEADER,
+    REVISION_HEADER,
+    SESSION_HEADER,
+    VERIFY_HEADER,
+    EpisodeId,
+)
+from .participant import Blocker, Json, Report
+from .positions import Position
+from .records import ResourcesRecord, ResourcesState, record_json
+from .resource_session import (
+    RESOURCE_SESSION,
+    Closed,
+    Froze,
+    Installed,
+    Mutated,
+    Operation,
+    Seeded,
+    SessionData,
+    SessionState,
+    Thawed,
+    Used,
+    VerifyFailed,
+    VerifyStarted,
+    VerifySucceeded,
+)
+from .server import Server
+from .settings import Seams, Settings
+from .snapshots import InvalidCheckpointState
+
+S = TypeVar("S")
+
+SEED_PATHS: Final = frozenset({"/seed_session", "/reset"})
+VERIFY_PATH: Final = "/verify"
+CLOSE_PATH: Final = "/close_session"
+
+
+class Mode(StrEnum):
+    """What a checkpoint can do with a server's sessions; undeclared means RESTART_ONLY (section 2)."""
+
+    EXPORT_RESTORE = auto()
+    STATELESS = auto()
+    DRAIN_ONLY = auto()
+    RESTART_ONLY = auto()
+
+    @property
+    def wire(self) -> str:
+        return {Mode.EXPORT_RESTORE: "exported", Mode.STATELESS: "stateless"}.get(self, "restart_only")
+
+
+class Verify(StrEnum):
+    """Whether a verification may run again after a restore (REPLAY), or is never cut (WAIT)."""
+
+    WAIT = auto()
+    REPLAY = auto()
+
+
+@define(eq=False)
+class Session(Generic[S]):
+    """One session, live. `episode` is None for a caller that named no rollout: it is never saved."""
+
+    session_id: str
+    episode: EpisodeId | None
+    state: S
+    machine: Snapshot[SessionState, SessionData]
+    lock: anyio.Lock = field(factory=lambda: anyio.Lock(fast_acquire=True))
+    verified: Operation | None = None
+
+    @property
+    def position(self) -> Position:
+        position = self.machine.data.position
+        assert position is not None, "a session has a position from its seed on"
+        return position
+
+    def step(self, event: object) -> None:
+        self.machine, _ = RESOURCE_SESSION.step(self.machine, event)
+
+
+@define(eq=False)
+class Change(Generic[S]):
+    """A mutation under way: change `state` and set `reply`, unless it is `repeated`, then `reply` is the recorded one."""
+
+    session: Session[S]
+    operation_id: str
+    repeated: bool = False
+    reply: Any = None
+
+    @property
+    def state(self) -> S:
+        return self.session.state
+
+    @state.setter
+    def state(self, value: S) -> None:
+        self.session.state = value
+
+    def response(self, status: int = 200) -> Response:
+        """The reply with the position that the session has now."""
+        return JSONResponse(self.reply, status, headers=_position_headers(self.session))
+
+
+@frozen
+class Staged(Generic[S]):
+    """A record of a checkpoint, read and decoded, not installed yet."""
+
+    session_id: str
+    episode: EpisodeId
+    state: S
+    position: Position
+    operations: tuple[Operation, ...]
+
+
+class Resources(Server, Generic[S]):
+    """The sessions of one resources server.
+
+    `mode` EXPORT_RESTORE needs a `codec`, and the first seed proves it by export, import and compare (S11); a codec that
+    cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
+    """
+
+    kind: ClassVar[str] = "resources"
+    role: ClassVar[str] = "resources"
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        codec: Codec[S] | None = None,
+        mode: Mode = Mode.RESTART_ONLY,
+        verify: Verify = Verify.WAIT,
+        seams: Seams | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if mode is Mode.EXPORT_RESTORE and codec is None:
+            raise DefinitionError(f"resources server {name!r}: mode export_restore needs a codec= for its sessions' state")
+        self.mode = mode
+        self.codec = codec
+        self.verify_policy = verify
+        self.checkpoint_mode = mode.value
+        super().__init__(name, settings, seams=seams, transport=transport)
+        self.cookies = SessionCookies(name, settings.cookie_secret)
+        self._sessions: dict[str, Session[S]] = {}
+        self._by_episode: dict[EpisodeId, str] = {}
+        self._retired: dict[str, EpisodeId] = {}
+        self._inflight: dict[int, Blocker] = {}
+        self._proved = False
+
+    # --- what an application calls
+
+    async def seed(self, scope: Scope, state: S, reply: Any = None) -> Response:
+        """A session with `state` at revision 0, bound to its rollout and its cookie; a seed sent again gets the same one.
+
+        `reply` is the JSON body (an empty object by default). A stateless server makes no session.
+        """
+        request = _request(scope)
+        headers = {VERIFY_HEADER: self.verify_policy.value}
+        if self.mode.wire == "restart_only":
+            headers[RESTART_HEADER] = "1"
+        body = {} if reply is None else reply
+        if self.mode is Mode.STATELESS:
+            return JSONResponse(body, headers=headers)
+        self._prove(state)
+        session = self._seeded(request, state)
+        cookie = self.cookies.write(session.session_id)
+        return JSONResponse(body, headers=headers | _position_headers(session) | {"set-cookie": cookie})
+
+    @asynccontextmanager
+    async def mutate(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """One mutation under the session's lock: a new position if the block ends, an untouched state if it raises.
+
+        Raises Refused `session_lost` for a session that this server does not know, `execution_identity_mismatch` when
+        cookie and prefix name different ones.
+        """
+        request = _request(scope)
+        session = self._find(request)
+        operation_id = _operation(request) or self.seams.entropy.token_hex(16)
+        async with session.lock:
+            self._use(session)
+            change = Change(session, operation_id)
+            done = session.machine.data.applied(operation_id)
+            if done is not None:
+                change.repeated, change.reply = True, parse(done.reply)
+                yield change
+                return
+            undo = None if self.codec is None else self.codec.export(session.state)
+            try:
+                yield change
+                session.step(Mutated(operation_id, canonical(change.reply).decode()))
+            except BaseException:
+                if self.codec is not None:
+                    session.state = self.codec.load(undo)
+                raise
+
+    @asynccontextmanager
+    async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """A look at the session under its lock: the position stays (I36)."""
+        session = self._find(_request(scope))
+        async with session.lock:
+            self._use(session)
+            yield Change(session, "")
+
+    @asynccontextmanager
+    async def verify(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """A verification under the session's lock.
+
+        With Verify.WAIT the session ends if the block ends, and is kept if it raises; a verification sent again gets the
+        recorded reply. With Verify.REPLAY the session stays until it is closed, since a restore verifies again.
+        """
+        request = _request(scope)
+        session = self._find(request)
+        operation_id = _operation(request) or ""
+        async with session.lock:
+            change = Change(session, operation_id)
+            if session.verified is not None and operation_id == session.verified.operation_id:
+                change.repeated, change.reply = True, parse(session.verified.reply)
+                yield change
+                return
+            self._use(session)
+            if self.verify_policy is Verify.REPLAY:
+                yield change
+                return
+            session.step(VerifyStarted())
+            try:
+                yield change
+            except BaseException:
+                session.step(VerifyFailed())
+                raise
+            session.verified = Operation(operation_id, canonical(change.reply).decode())
+            session.step(VerifySucceeded())
+
+    async def close(self, scope: Scope) -> Response:
+        """The session is gone; so is one that was not there."""
+        request = _request(scope)
+        session_id = None if request is None else self._named(request)
+        session = None if session_id is None else self._sessions.get(session_id)
+        if session is not None:
+            async with session.lock:
+                self._drop(session)
+        return JSONResponse({})
+
+    async def export_session(self, session_id: str) -> tuple[Position, bytes]:
+        """The position of one live session and its state's bytes, read in one piece under its lock (section 13.8)."""
+        session = self._sessions.get(session_id)
+        if session is None or self.codec is None:
+            raise refuse_request("session_lost", f"session {session_id!r} is not here, or cannot be exported")
+        async with session.lock:
+            return session.position, canonical(self._state_of(session))
+
+    # --- sessions
+
+    def _prove(self, state: S) -> None:
+        """The codec can do what the mode claims, shown once on a real state (S11)."""
+        if self._proved or self.codec is None or self.mode is not Mode.EXPORT_RESTORE:
+            return
+        try:
+            check_codec(self.codec, state)
+        except CodecError as error:
+            raise refuse_request("checkpoint_error", f"mode export_restore does not hold for this state: {error}") from error
+        self._proved = True
+
+    def _seeded(self, request: Incoming | None, state: S) -> Session[S]:
+        episode = None if request is None else request.episode
+        event = Seeded(self.seams.entropy.token_hex(16), _operation(request) or "")
+        known = None if episode is None else self._sessions.get(self._by_episode.get(episode, ""))
+        if known is not None:
+            known.step(event)  # the same seed again, or Refused
+            return known
+        machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
+        session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
+        session.step(event)
+        self._add(session)
+        return session
+
+    def _add(self, session: Session[S]) -> None:
+        self._sessions[session.session_id] = session
+        if session.episode is not None:
+            self._by_episode[session.episode] = session.session_id
+
+    def _drop(self, session: Session[S]) -> None:
+        session.step(Closed())
+        self._sessions.pop(session.session_id, None)
+        if session.episode is not None and self._by_episode.get(session.episode) == session.session_id:
+            del self._by_episode[session.episode]
+
+    def _named(self, request: Incoming) -> str | None:
+        """The session that cookie and prefix name; both must agree (section 3)."""
+        by_cookie = self.cookies.read(request.headers.get("cookie"))
+        by_prefix = None if request.episode is None else self._by_episode.get(request.episode)
+        session = None if by_cookie is None else self._sessions.get(by_cookie)
+        if session is not None and request.episode is not None and session.episode != request.episode:
+            owner = "no rollout" if session.episode is None else session.episode.key
+            raise refuse_request("execution_identity_mismatch", f"the session belongs to {owner}, the call to {request.episode.key}")
+        if by_cookie is not None and by_prefix is not None and by_cookie != by_prefix:
+            raise refuse_request("session_lost", "the session of that cookie is not the rollout's session here")
+        return by_cookie or by_prefix
+
+    def _find(self, request: Incoming | None) -> Session[S]:
+        session_id = None if request is None else self._named(request)
+        session = None if session_id is None else self._sessions.get(session_id)
+        if session is None:
+            raise refuse_request("session_lost", "this server does not know that session")  # S60: never made again
+        return session
+
+    def _use(self, session: Session[S]) -> None:
+        """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
+        if session.episode is not None:
+            self.fences.check(session.episode)
+        if session.session_id not in self._sessions:
+            raise refuse_request("session_lost", "this server does not know that session")
+        session.step(Used())
+
+    def _state_of(self, session: Session[S]) -> Json:
+        assert self.codec is not None
+        data = session.machine.data
+        return ResourcesState(
+            codec=self.codec.name,
+            position=session.position,
+            operations=[{"operation_id": each.operation_id, "reply": parse(each.reply)} for each in data.operations],
+            data=self.codec.export(session.state),
+        ).to_json()
+
+    # --- requests
+
+    async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
+        named = self.cookies.read(request.headers.get("cookie"))
+        session = None if named is None else self._sessions.get(named)
+        owner = request.episode or (None if session is None else session.episode) or self._retired.get(named or "")
+        if owner is not None and request.path != CLOSE_PATH:
+            self.fences.check(owner)
+        passes = request.path == VERIFY_PATH and self.verify_policy is Verify.REPLAY
+        if passes or (self.mode is Mode.RESTART_ONLY and request.path not in SEED_PATHS):
+            await serve(app, request, send)
+            return
+        activity = await self.admitted(request, owner)
+        if request.episode is not None:
+            self._drop_passed(request.episode)
+        self._inflight[id(activity)] = Blocker(owner, f"{request.path} runs", self.seams.clock.monotonic())
+        try:
+            await serve(app, request, send)
+        finally:
+            del self._inflight[id(activity)]
+            activity.end()
+
+    def _drop_passed(self, episode: EpisodeId) -> None:
+        """Sessions of attempts below the one that is served now (section 3)."""
+        if episode.attempt:
+            self._retire_sessions({episode.rollout_id: episode.attempt - 1})
+
+    # --- a Part
+
+    def report(self) -> Report:
+        restarts: list[str] = []
+        if self.mode.wire == "restart_only":
+            restarts = sorted(episode.key for episode in self._by_episode)
+        counts = {"inflight": len(self._inflight), "sessions": len(self._sessions)}
+        blockers = [] if self.mode is Mode.RESTART_ONLY else list(self._inflight.values())
+        return Report(blockers, counts, restarts)
+
+    def status(self) -> Json:
+        return {"mode": self.mode.wire, "verify": self.verify_policy.value, "retired_sessions": len(self._retired)}
+
+    def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
+        if self.mode is not Mode.EXPORT_RESTORE:
+            return
+        for session in list(self._sessions.values()):
+            episode = session.episode
+            if episode is None or (scope is not None and episode not in scope):
+                continue
+            state = self._state_of(session)  # a verified one too: its episode may stand between verdict and result
+            yield record_json(ResourcesRecord(episode_id=episode, session_id=session.session_id, state=state))
+
+    def check_fresh(self, count: int) -> None:
+        if self._sessions or self._inflight:
+            raise refuse_request("checkpoint_error", "resources restore requires a process without sessions or calls in flight")
+        if count and self.mode is not Mode.EXPORT_RESTORE:
+            raise refuse_request("checkpoint_error", f"a {self.mode.value} server cannot restore {count} records")
+
+    def stage(self, records: Sequence[ResourcesRecord], scope: frozenset[EpisodeId]) -> list[Staged[S]]:
+        staged = [self._decoded(record) for record in records]
+        if len({each.episode for each in staged}) != len(staged):
+            raise InvalidCheckpointState("two records claim one rollout: one session per rollout and server")
+        return staged
+
+    def _decoded(self, record: ResourcesRecord) -> Staged[S]:
+        where = f"session {record.session_id!r} of {record.episode_id.key}"
+        assert self.codec is not None
+        try:
+            state = ResourcesState.read(record.state)
+            if state is None or state.codec != self.codec.name:
+                raise InvalidCheckpointState(f"{where} was not written by codec {self.codec.name!r}")
+            operations = tuple(_operation_record(each) for each in state.operations)
+            return Staged(
+                record.session_id, record.episode_id.successor, self.codec.load(state.data), state.position, operations
+            )
+        except (WireError, WireErrors, CodecError) as error:
+            raise InvalidCheckpointState(f"{where}: {error}") from error
+
+    def install(self, staged: Sequence[Staged[S]], scope: frozenset[EpisodeId]) -> Sequence[str]:
+        for each in staged:
+            machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
+            session = Session(each.session_id, each.episode, each.state, machine)
+            session.step(Installed(each.position, each.operations))
+            self._add(session)
+        for episode in scope:
+            self.fences.accept(episode.successor)
+        return [each.episode.key for each in staged]
+
+    def prepared(self) -> None:
+        for session in self._sessions.values():
+            if session.machine.state is not SessionState.ENDED:
+                session.step(Froze())
+
+    def opened(self) -> None:
+        for session in self._sessions.values():
+            session.step(Thawed())
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        highest: dict[str, int] = {}
+        for episode in episodes:
+            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        for session in self._of(highest):
+            async with session.lock:  # a mutation that was accepted ends first, then nothing of it is left
+                self._forget_session(session)
+
+    def _of(self, highest: Mapping[str, int]) -> list[Session[S]]:
+        found = (self._sessions.get(sid) for episode, sid in self._by_episode.items() if episode.attempt <= highest.get(episode.rollout_id, -1))
+        return [session for session in found if session is not None]
+
+    def _retire_sessions(self, highest: Mapping[str, int]) -> None:
+        rollout_ids = set(highest)
+        for attempt in range(max(highest.values()) + 1):
+            for rollout_id in rollout_ids:
+                session_id = self._by_episode.get(EpisodeId(rollout_id, attempt))
+                if session_id is not None:
+                    self._forget_session(self._sessions[session_id])
+
+    def _forget_session(self, session: Session[S]) -> None:
+        if session.episode is not None:
+            self._retired[session.session_id] = session.episode
+        self._drop(session)
+
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        gone = set(rollout_ids)
+        self._retired = {sid: episode for sid, episode in self._retired.items() if episode.rollout_id not in gone}
+
+
+def _request(scope: Scope) -> Incoming | None:
+    """The request as the shell read it; None when checkpointing is off."""
+    found: Incoming | None = scope.get(REQUEST_KEY)
+    return found
+
+
+def _operation(request: Incoming | None) -> str | None:
+    return None if request is None else request.headers.get(OPERATION_HEADER)
+
+
+def _position_headers(session: Session[Any]) -> dict[str, str]:
+    position = session.position
+    return {
+        REVISION_HEADER: str(position.revision),
+        POSITION_HEADER: position.header,
+        SESSION_HEADER: session.session_id,
+    }
+
+
+def _operation_record(value: Any) -> Operation:
+    if type(value) is not dict or set(value) != {"operation_id", "reply"} or type(value["operation_id"]) is not str:
+        raise WireError.at(("operations",), "an operation has operation_id and reply", "dict_type")
+    return Operation(value["operation_id"], canonical(value["reply"]).decode())
