@@ -105,7 +105,8 @@ def write_part(
         )
 
     try:
-        make_dirs(disk, directory)
+        for each in (checkpoint_dir, directory.parent.parent, directory.parent, directory):
+            make_dirs(disk, each)  # from the top, so that a link at any step is refused
         if disk.kind(directory / MANIFEST) is not None:
             manifest = _same_as_there(disk, directory, described(*_hash_only(records, stop)))
         else:

@@ -193,9 +193,7 @@ class Store:
 
     def validate(self, draft: Draft) -> Checkpoint:
         """Everything that the finished draft names was read back and agrees; records are not kept in memory."""
-        return read_checkpoint(
-            self._disk, draft.directory, checkpoint_id=str(draft.checkpoint_id), keep_records=False
-        )
+        return read_checkpoint(self._disk, draft.directory, checkpoint_id=str(draft.checkpoint_id), keep_records=False)
 
     def publish(self, draft: Draft) -> Publication:
         """The draft is in force under its final name, by one rename; a crash leaves the old checkpoint or this one.
