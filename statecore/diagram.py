@@ -26,7 +26,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def grid(table: Table[Any, Any]) -> str:
-    """The table as a Markdown grid; the initial state is marked `(start)`, final ones `(final)`."""
+    """The table as a Markdown grid; initial states are marked `(start)`, final ones `(final)`."""
     head = ["event", *(_state(table, state) for state in table.states)]
     lines = [_row(head), _row(["---"] * len(head))]
     for event in table.events:
@@ -41,7 +41,8 @@ def page(table: Table[Any, Any], level: int = 2) -> str:
 
 
 def _state(table: Table[Any, Any], state: Any) -> str:
-    marks = [word for word, is_so in (("start", state is table.initial), ("final", state in table.final)) if is_so]
+    starts = state is table.initial or state in table.also_initial
+    marks = [word for word, is_so in (("start", starts), ("final", state in table.final)) if is_so]
     return f"{state.value} ({', '.join(marks)})" if marks else str(state.value)
 
 

@@ -77,7 +77,8 @@ class When:
 
 
 Cell: TypeAlias = Go | Stay | Refuse | When
-Rows: TypeAlias = Mapping[S, Mapping[type, Cell]]  # pairs are accepted too, so that a repeated key can be found
+# Inner keys are event classes (a Mapping is invariant in its keys). Pairs are accepted too, to find repeated ones.
+Rows: TypeAlias = Mapping[S, Mapping[Any, Cell]]
 
 
 def go(target: Enum, do: Do | None = None) -> Go:
@@ -112,6 +113,7 @@ def leaves(cell: Cell) -> Iterator[Go | Stay | Refuse]:
 class Declaration(Generic[S]):
     """A checked declaration: states, events and a cell for each pair.
 
+    A machine starts in `initial`; one that may be born in other states names them in `also_initial`.
     `states` are all members of the initial state's enum, in its order; `events` all event classes, in the order they
     first appear; `cells[state][event]` the cell. Raises `DefinitionError` naming culprit and mend.
     """
@@ -147,6 +149,10 @@ class Declaration(Generic[S]):
         row = self.cells[state]
         return tuple(e.__name__ for e in self.events if any(not isinstance(leaf, Refuse) for leaf in leaves(row[e])))
 
+    def _is_state(self, state: object) -> bool:
+        """By class and not by value: members of two StrEnums with the same text are equal."""
+        return type(state) is type(self.initial)
+
     def _fail(self, culprit: str, mend: str) -> DefinitionError:
         return DefinitionError(f"table {self.name!r}: {culprit}; {mend}")
 
@@ -154,7 +160,7 @@ class Declaration(Generic[S]):
         """The rows as dicts; pairs may be given instead of mappings, and then a repeated key is found."""
         rows: dict[S, dict[type, Cell]] = {}
         for state, row in _pairs(cells):
-            if state not in self.states or type(state) is not type(self.initial):
+            if not self._is_state(state):
                 raise self._fail(f"row {state!r} is no state", f"states are {_names(self.states)}")
             if state in rows:
                 raise self._fail(f"state {state} has two rows", "merge them into one")
@@ -205,7 +211,7 @@ class Declaration(Generic[S]):
         elif isinstance(cell, (Go, Stay)):
             if cell.do is not None and not callable(cell.do):
                 raise self._fail(f"{where}: do {cell.do!r} is not callable", "give do(data, event) -> (data, effects)")
-            if isinstance(cell, Go) and (type(cell.target) is not type(self.initial) or cell.target not in self.states):
+            if isinstance(cell, Go) and not self._is_state(cell.target):
                 raise self._fail(f"{where}: unknown target {cell.target!r}", f"go to one of {_names(self.states)}")
         else:
             raise self._fail(f"{where}: {cell!r} is no cell", "use go(...), stay(...), refuse(code) or when(...)")
@@ -217,10 +223,10 @@ class Declaration(Generic[S]):
 
     def _check_graph(self) -> None:
         for state in self.final:
-            if state not in self.states:
+            if not self._is_state(state):
                 raise self._fail(f"final {state!r} is no state", f"states are {_names(self.states)}")
         for state in self.also_initial:
-            if state not in self.states:
+            if not self._is_state(state):
                 raise self._fail(f"also_initial {state!r} is no state", f"states are {_names(self.states)}")
         starts = {self.initial} | self.also_initial
         reached, todo = set(starts), list(starts)
