@@ -24,7 +24,7 @@ from ._fields import Json, task_digest
 from .draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY, TOKENS
 from .files import InvalidCheckpointState, check_file, invalid_on_error, read_small, require_dir, walk
 from .identity import EpisodeId
-from .manifests import FileRef, GlobalManifest, GymManifest, ParticipantEntry
+from .manifests import CheckpointId, FileRef, GlobalManifest, GymManifest, ParticipantEntry
 from .records import Disposition, LedgerRow, LedgerStatus, Part, RegistryRow
 from .snapshots import GYM, MANIFEST, check_record, part_dir, read_manifest, require_schema, scan_part, split_lines
 
@@ -94,6 +94,9 @@ def _global_manifest(disk: Disk, directory: Path, checkpoint_id: str | None) -> 
     manifest = _manifest(disk, path, GlobalManifest)
     if checkpoint_id is not None and manifest.checkpoint_id != checkpoint_id:
         raise InvalidCheckpointState(f"{path} is of {manifest.checkpoint_id}, not of {checkpoint_id}")
+    ours = CheckpointId.parse(manifest.checkpoint_id)
+    if ours is not None and ours.epoch != manifest.epoch:
+        raise InvalidCheckpointState(f"{path} says epoch {manifest.epoch} for {manifest.checkpoint_id}")
     fixed = [(manifest.gym, GYM_MANIFEST), (manifest.registry, REGISTRY), (manifest.ledger, LEDGER)]
     for ref, expected in [*fixed, (manifest.tokens, TOKENS)]:
         if ref is not None and ref.path != expected:
