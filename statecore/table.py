@@ -143,10 +143,13 @@ class Declaration(Generic[S]):
             for event, cell in row.items():
                 self._check_cell(f"cell ({state}, {event.__name__})", cell)
         self._check_graph()
+        self._allowed = {state: self._ways_forward(row) for state, row in self.cells.items()}
 
     def allowed(self, state: S) -> tuple[str, ...]:
         """Names of the events that have a *go* or *stay* branch in `state`."""
-        row = self.cells[state]
+        return self._allowed[state]
+
+    def _ways_forward(self, row: dict[type, Cell]) -> tuple[str, ...]:
         return tuple(e.__name__ for e in self.events if any(not isinstance(leaf, Refuse) for leaf in leaves(row[e])))
 
     def _is_state(self, state: object) -> bool:
