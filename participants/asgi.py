@@ -58,7 +58,9 @@ CONTROL: Final = "/ng-control/v1/checkpoint"
 CAPABILITIES: Final = "/ng-control/v1/capabilities"
 RESULTS: Final = "/ng-control/v1/results"
 ACKNOWLEDGE: Final = "/ng-control/v1/results/acknowledge"
-PROBES: Final = frozenset({"/", "/livez", "/readyz", "/healthz", "/health", "/docs", "/redoc", "/openapi.json", "/metrics"})
+PROBES: Final = frozenset(
+    {"/", "/livez", "/readyz", "/healthz", "/health", "/docs", "/redoc", "/openapi.json", "/metrics"}
+)
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("statecore.participants")

@@ -94,6 +94,7 @@ class Execution:
     done: anyio.Event = field(factory=anyio.Event)
     response: Response | None = None
     receipt: Receipt | None = None
+    extras: dict[str, Any] = field(factory=dict)  # what the host puts into the handler's scope
 
     @property
     def retained(self) -> bool:
@@ -141,8 +142,9 @@ class Executions:
         if execution is None:
             execution = self._begin(episode, task)
             assert self._host.group is not None
-            receive = replay(request.body, _never)  # it outlives its caller
-            self._host.group.start_soon(self._execute, execution, app, request.scope, receive)
+            receive = replay(request.body, never)  # it outlives its caller
+            scope = {**request.scope, **execution.extras}
+            self._host.group.start_soon(self._execute, execution, app, scope, receive)
         await execution.done.wait()
         response = execution.response
         assert response is not None
@@ -253,6 +255,12 @@ class Executions:
             if not execution.retained:
                 self._drop(execution)
 
+    def cancel(self, episode: EpisodeId) -> None:
+        """Its handler ends at its next wait; callers get `stale_attempt`."""
+        execution = self._executions.get(episode)
+        if execution is not None and not execution.done.is_set():
+            execution.cancel.cancel()
+
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """What is kept only to answer late repeats of these rollouts is gone."""
         gone = set(rollout_ids)
@@ -269,7 +277,7 @@ class Acknowledgement:
             raise ValueError(f"1 to {MAX_ACKNOWLEDGED_AT_ONCE} receipts at once, not {len(value)}")
 
 
-async def _never() -> Message:
+async def never() -> Message:
     """Nothing more comes: the caller of an execution may have left long ago."""
     await anyio.sleep_forever()
     raise AssertionError("unreachable")

@@ -46,5 +46,9 @@ class Fences:
         """Nothing happens for an attempt that may act; Refused `stale_attempt` for one that is over (I7)."""
         if self.is_over(episode):
             raise Refused(
-                "stale_attempt", "over", episode, (), f"rollout {episode.rollout_id!r} attempt {episode.attempt} was retired"
+                "stale_attempt",
+                "over",
+                episode,
+                (),
+                f"rollout {episode.rollout_id!r} attempt {episode.attempt} was retired",
             )

@@ -63,7 +63,9 @@ class Answer:
 
 def refusal(refused: Refused) -> Answer:
     """A refusal as peers see it."""
-    return Answer(STATUS.get(refused.code, 409), {"error": {"code": refused.code, "detail": refused.detail or refused.code}})
+    return Answer(
+        STATUS.get(refused.code, 409), {"error": {"code": refused.code, "detail": refused.detail or refused.code}}
+    )
 
 
 def refuse_request(code: str, detail: str) -> Refused:
@@ -164,8 +166,6 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: Headers = ()
     raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
 
 
 async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:

@@ -306,7 +306,9 @@ class Participant:
         with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())):
             await write.done.wait()
         if not write.done.is_set():
-            raise Refused("deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed")
+            raise Refused(
+                "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
+            )
         if write.error is not None:
             raise write.error
         assert write.reply is not None
@@ -320,7 +322,11 @@ class Participant:
         named = sorted(episode.key for episode in scope or () if episode.key in restarts)
         if named:
             raise Refused(
-                "restart_in_scope", self.phase, "CommitRequested", (), f"the commit scope names episodes that restart: {named}"
+                "restart_in_scope",
+                self.phase,
+                "CommitRequested",
+                (),
+                f"the commit scope names episodes that restart: {named}",
             )
 
     def _begin_write(
@@ -397,7 +403,9 @@ class Participant:
         self.part.check_fresh(len(part.records))
         staged = self.part.stage(part.typed, scope)
         if self.seams.clock.time() >= call.deadline_ts:
-            raise Refused("deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed")
+            raise Refused(
+                "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
+            )
         keys = self.part.install(staged, scope)
         return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
 

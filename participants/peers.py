@@ -15,7 +15,7 @@ import anyio
 import httpx
 from attrs import define, field, frozen
 
-from statecore import Refused, WireError
+from statecore import WireError
 from statecore.wire import parse
 
 from .executions import ParticipantLost
@@ -223,10 +223,3 @@ def _position(headers: Mapping[str, str]) -> Position | None:
     except ValueError as error:
         raise ParticipantLost(f"a reply names no valid position: {error}") from error
     return None
-
-
-def raise_refused(reply: Reply) -> None:
-    """Refused with the peer's own code, for a reply that is one of its refusals."""
-    code = _code(reply.body)
-    if code is not None:
-        raise Refused(code, "peer", "call", (), str(reply.body["error"].get("detail", "")))

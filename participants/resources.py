@@ -159,7 +159,9 @@ class Resources(Server, Generic[S]):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if mode is Mode.EXPORT_RESTORE and codec is None:
-            raise DefinitionError(f"resources server {name!r}: mode export_restore needs a codec= for its sessions' state")
+            raise DefinitionError(
+                f"resources server {name!r}: mode export_restore needs a codec= for its sessions' state"
+            )
         self.mode = mode
         self.codec = codec
         self.verify_policy = verify
@@ -282,7 +284,9 @@ class Resources(Server, Generic[S]):
         try:
             check_codec(self.codec, state)
         except CodecError as error:
-            raise refuse_request("checkpoint_error", f"mode export_restore does not hold for this state: {error}") from error
+            raise refuse_request(
+                "checkpoint_error", f"mode export_restore does not hold for this state: {error}"
+            ) from error
         self._proved = True
 
     def _seeded(self, request: Incoming | None, state: S) -> Session[S]:
@@ -316,7 +320,9 @@ class Resources(Server, Generic[S]):
         session = None if by_cookie is None else self._sessions.get(by_cookie)
         if session is not None and request.episode is not None and session.episode != request.episode:
             owner = "no rollout" if session.episode is None else session.episode.key
-            raise refuse_request("execution_identity_mismatch", f"the session belongs to {owner}, the call to {request.episode.key}")
+            raise refuse_request(
+                "execution_identity_mismatch", f"the session belongs to {owner}, the call to {request.episode.key}"
+            )
         if by_cookie is not None and by_prefix is not None and by_cookie != by_prefix:
             raise refuse_request("session_lost", "the session of that cookie is not the rollout's session here")
         return by_cookie or by_prefix
@@ -398,7 +404,9 @@ class Resources(Server, Generic[S]):
 
     def check_fresh(self, count: int) -> None:
         if self._sessions or self._inflight:
-            raise refuse_request("checkpoint_error", "resources restore requires a process without sessions or calls in flight")
+            raise refuse_request(
+                "checkpoint_error", "resources restore requires a process without sessions or calls in flight"
+            )
         if count and self.mode is not Mode.EXPORT_RESTORE:
             raise refuse_request("checkpoint_error", f"a {self.mode.value} server cannot restore {count} records")
 
@@ -450,7 +458,11 @@ class Resources(Server, Generic[S]):
                 self._forget_session(session)
 
     def _of(self, highest: Mapping[str, int]) -> list[Session[S]]:
-        found = (self._sessions.get(sid) for episode, sid in self._by_episode.items() if episode.attempt <= highest.get(episode.rollout_id, -1))
+        found = (
+            self._sessions.get(sid)
+            for episode, sid in self._by_episode.items()
+            if episode.attempt <= highest.get(episode.rollout_id, -1)
+        )
         return [session for session in found if session is not None]
 
     def _retire_sessions(self, highest: Mapping[str, int]) -> None:

@@ -39,10 +39,17 @@ class Server(ABC):
     concurrency: ClassVar[str] = "one operation per session"
 
     def __init__(
-        self, name: str, settings: Settings, *, seams: Seams | None = None, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        seams: Seams | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not NAME.match(name):
-            raise DefinitionError(f"server name {name!r}: use letters, digits, '.', '_' and '-', starting with one of the first two")
+            raise DefinitionError(
+                f"server name {name!r}: use letters, digits, '.', '_' and '-', starting with one of the first two"
+            )
         self.name = name
         self.settings = settings.checked()
         self.seams = seams or Seams()
