@@ -1,9 +1,9 @@
 """An agent server: the multi-turn loop stays the application's; it can stop and go on at each boundary.
 
-A rollout comes in one of two ways: by the agent's own `/run`, which then owns the episode, or by an environment that opens
-a session (`/v1/agent_sessions`) and activates it (`/v1/responses`). Either way the application's handler runs once and
-calls `agent.session(scope, task=...)`; after a restore it runs from the top under N+1, gets the state of its last boundary
-once, and goes on. docs/reference/protocol.md sections 4, 6, 7, 9 and 14.
+A rollout comes in one of two ways: by the agent's own `/run`, which then owns the episode, or by an environment that
+opens a session (`/v1/agent_sessions`) and activates it (`/v1/responses`). Either way the application's handler runs
+once and calls `agent.session(scope, task=...)`; after a restore it runs from the top under N+1, gets the state of its
+last boundary once, and goes on. docs/reference/protocol.md sections 4, 6, 7, 9 and 14.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ class Agent(Server):
             return
         episode = request.episode
         if episode is None:
-            detail = "checkpointing requires a rollout id on every agent call: send _ng_rollout_id or the /ng-rollout/<id> prefix"
+            detail = (
+                "checkpointing requires a rollout id on every agent call: "
+                "send _ng_rollout_id or the /ng-rollout/<id> prefix"
+            )
             raise refuse_request("rollout_id_required", detail)
         self.fences.check(episode)
         if self.mode is not Mode.EXPORT_RESTORE:

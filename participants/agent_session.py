@@ -1,8 +1,8 @@
 """An agent's session, as its loop sees it: the conversation's boundaries, and the calls between them.
 
 A boundary is encoded at the call: what the loop does to the value later changes nothing. Boundaries are chained by
-digest, the last one is always kept. Between two boundaries the session moves; while it waits for a model reply, and at a
-boundary while a checkpoint is open, it stands still (docs/reference/protocol.md sections 4, 6, 13 and 14).
+digest, the last one is always kept. Between two boundaries the session moves; while it waits for a model reply, and at
+a boundary while a checkpoint is open, it stands still (docs/reference/protocol.md sections 4, 6, 13 and 14).
 """
 
 from __future__ import annotations

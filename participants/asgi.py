@@ -252,7 +252,9 @@ class Shell:
 
 
 def _prefixed(scope: Scope) -> tuple[EpisodeId | None, str]:
-    """Who the path names, and the path behind the prefix; judged by the raw path, so that an escaped slash is no slash."""
+    """Who the path names, and the path behind the prefix; judged by the raw path, so that an escaped slash is no
+    slash.
+    """
     path: str = scope["path"]
     if not path.startswith(RUN_PREFIX):
         return None, path

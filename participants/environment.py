@@ -114,7 +114,9 @@ class Environment(Server):
         execution.extras[EPISODE_KEY] = live
 
     def _claimed(self, execution: Execution) -> LiveEpisode:
-        """The episode to run: a restored one is claimed once, for the same task (I60); one it would hide is refused (S15)."""
+        """The episode to run: a restored one is claimed once, for the same task (I60); one it would hide is refused
+        (S15).
+        """
         episode = execution.episode
         live = LiveEpisode(episode, execution.task, execution.task_digest)
         for other in self._pending:

@@ -1,7 +1,8 @@
 """An episode, as the environment's handler drives it: one step after the other, each recorded with its result.
 
-After a restore the handler runs from the top: a step whose result is recorded gives that result and does nothing else, so
-the handler must take the same steps in the same order. A *waiting* step has an outside effect and is never cut inside; a
+After a restore the handler runs from the top: a step whose result is recorded gives that result and does nothing else,
+so the handler must take the same steps in the same order. A *waiting* step has an outside effect and is never cut
+inside; a
 *replayable* one (an agent's activation, a verification declared replay) counts at the boundary before it (I38).
 docs/reference/protocol.md sections 4, 6 and 7.
 """
@@ -145,7 +146,9 @@ class Episode:
         return Peer(self._environment, name, live.episode, self._trail, self._check, on_restart=self._start_over)
 
     async def seed(self, name: str, body: Any = None, *, path: str = "/seed_session") -> ResourcesHandle:
-        """A session of this episode at resources server `name`: a waiting step, done once in the life of the rollout."""
+        """A session of this episode at resources server `name`: a waiting step, done once in the life of the
+        rollout.
+        """
 
         async def send() -> Any:
             reply = await self.client(name).post(path, body)
@@ -237,7 +240,9 @@ class Episode:
                 live.activity.exempt()
 
     async def _step(self, label: str, send: Callable[[], Awaitable[Any]], *, replayable: bool) -> Any:
-        """The recorded result of this step, or its result now; each step begins at a boundary, where the episode parks."""
+        """The recorded result of this step, or its result now; each step begins at a boundary, where the episode
+        parks.
+        """
         live = self._live
         if live is None:
             return await send()

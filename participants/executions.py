@@ -1,7 +1,7 @@
 """One execution per (rollout, attempt), and its result until the exact receipt comes back.
 
-The handler of `/run` is started once, in the server's own task group, and outlives its callers: everybody who asks for the
-same attempt gets the one response (I10, I68). Each result has one receipt (S6), is kept until that receipt is
+The handler of `/run` is started once, in the server's own task group, and outlives its callers: everybody who asks for
+the same attempt gets the one response (I10, I68). Each result has one receipt (S6), is kept until that receipt is
 acknowledged (I66), and never blocks a checkpoint or the next attempt (S2). docs/reference/protocol.md section 9.
 """
 

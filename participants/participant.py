@@ -1,8 +1,8 @@
 """The control plane of one server: decode, one pure step, effects in order, encode.
 
 The machine is the PARTICIPANT table; this shell performs what it owes: close and open admission, wait until nothing
-moves, write and read the part, arm the lease. What a kind has to say and to save is its `Part`. One operation at a time,
-only the waits for readiness and for a write are outside the lock, so renew is answered while a long write runs
+moves, write and read the part, arm the lease. What a kind has to say and to save is its `Part`. One operation at a
+time, only the waits for readiness and for a write are outside the lock, so renew is answered while a long write runs
 (docs/reference/protocol.md section 5). Embedded in other people's servers: anyio.
 """
 
@@ -92,7 +92,9 @@ class Part(Protocol):
         """The kind's own fields of the status reply."""
 
     def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
-        """The records of the executions in `scope` (all, when None); called while nothing moves, maybe from a thread."""
+        """The records of the executions in `scope` (all, when None); called while nothing moves, maybe from a
+        thread.
+        """
 
     def check_scope(self, scope: frozenset[EpisodeId] | None) -> None:
         """Refused when this kind cannot commit that scope."""
@@ -104,7 +106,9 @@ class Part(Protocol):
         """Refused `checkpoint_error` unless this process may restore `count` records (I53)."""
 
     def stage(self, records: Sequence[Record], scope: frozenset[EpisodeId]) -> Any:
-        """The records in scope, read and validated; nothing changes (I52). InvalidCheckpointState for what is damaged."""
+        """The records in scope, read and validated; nothing changes (I52). InvalidCheckpointState for what is
+        damaged.
+        """
 
     def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
         """Everything staged is in place under N+1; the capture keys of N+1. Does not fail."""
@@ -123,7 +127,9 @@ class Part(Protocol):
 
 @define(eq=False)
 class _Write:
-    """One write of the part: it outlives a caller that did not wait, and can be stopped until its manifest is linked."""
+    """One write of the part: it outlives a caller that did not wait, and can be stopped until its manifest is
+    linked.
+    """
 
     checkpoint_id: str
     arguments: str

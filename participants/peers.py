@@ -129,8 +129,8 @@ class Peer:
     ) -> Reply:
         """The peer's answer to one logical call; a closed peer is asked again under the same operation id.
 
-        Raises ParticipantLost when the peer is gone or has lost the session, Refused `stale_attempt` when this execution
-        is over (here or there).
+        Raises ParticipantLost when the peer is gone or has lost the session, Refused `stale_attempt` when this
+        execution is over (here or there).
         """
         content = encode_body({} if body is None else body)
         sent = self._headers(path, headers or {}, operation_id)

@@ -1,9 +1,9 @@
 """A resources server: sessions whose state counts its own changes, and the verifier.
 
-The application's routes call `seed`, `mutate`, `read`, `verify` and `close`; each works under the lock of its session, so
-that the position is read where the state is (I37, S21). A mutation that raises leaves the state untouched, a repeated
-operation gets its recorded reply. While a checkpoint is open everything that would change a session is held; what was
-accepted before runs to its end. docs/reference/protocol.md sections 2, 3, 4, 6 and 13.
+The application's routes call `seed`, `mutate`, `read`, `verify` and `close`; each works under the lock of its session,
+so that the position is read where the state is (I37, S21). A mutation that raises leaves the state untouched, a
+repeated operation gets its recorded reply. While a checkpoint is open everything that would change a session is held;
+what was accepted before runs to its end. docs/reference/protocol.md sections 2, 3, 4, 6 and 13.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class Session(Generic[S]):
 
 @define(eq=False)
 class Change(Generic[S]):
-    """A mutation under way: change `state` and set `reply`, unless it is `repeated`, then `reply` is the recorded one."""
+    """A mutation under way: change `state` and set `reply`, unless it is `repeated`, then `reply` is the recorded
+    one.
+    """
 
     session: Session[S]
     operation_id: str
@@ -140,8 +142,8 @@ class Staged(Generic[S]):
 class Resources(Server, Generic[S]):
     """The sessions of one resources server.
 
-    `mode` EXPORT_RESTORE needs a `codec`, and the first seed proves it by export, import and compare (S11); a codec that
-    cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
+    `mode` EXPORT_RESTORE needs a `codec`, and the first seed proves it by export, import and compare (S11); a codec
+    that cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
     """
 
     kind: ClassVar[str] = "resources"
@@ -177,7 +179,7 @@ class Resources(Server, Generic[S]):
     # --- what an application calls
 
     async def seed(self, scope: Scope, state: S, reply: Any = None) -> Response:
-        """A session with `state` at revision 0, bound to its rollout and its cookie; a seed sent again gets the same one.
+        """A session with `state` at revision 0, bound to its rollout and its cookie; a seed sent again finds it.
 
         `reply` is the JSON body (an empty object by default). A stateless server makes no session.
         """
@@ -232,8 +234,8 @@ class Resources(Server, Generic[S]):
     async def verify(self, scope: Scope) -> AsyncIterator[Change[S]]:
         """A verification under the session's lock.
 
-        With Verify.WAIT the session ends if the block ends, and is kept if it raises; a verification sent again gets the
-        recorded reply. With Verify.REPLAY the session stays until it is closed, since a restore verifies again.
+        With Verify.WAIT the session ends if the block ends, and is kept if it raises; a verification sent again gets
+        the recorded reply. With Verify.REPLAY the session stays until it is closed, since a restore verifies again.
         """
         request = _request(scope)
         session = self._find(request)

@@ -1,7 +1,7 @@
 """What every kind of server shares: settings, the gate, the control plane, and the way it wraps an application.
 
-A server is made with a name and settings, and wraps the application that serves its routes. With checkpointing off, `wrap`
-returns that very application: off means unchanged behaviour (I76). docs/reference/protocol.md sections 2 and 14.
+A server is made with a name and settings, and wraps the application that serves its routes. With checkpointing off,
+`wrap` returns that very application: off means unchanged behaviour (I76). docs/reference/protocol.md sections 2 and 14.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Server(ABC):
 
     @abstractmethod
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
-        """A data request that names its execution, if any, and is not a probe: admit, hold or refuse it, and serve it."""
+        """A data request that names its execution, if any, and is not a probe: admit, hold or refuse it, and serve
+        it.
+        """
 
     @abstractmethod
     def report(self) -> Report:

@@ -1,7 +1,7 @@
 """How a server takes part: configuration, read once and checked when the server is made.
 
-Checkpointing is off by default, and off means unchanged behaviour (I76). On, without a token or a root, a server refuses
-to start and names what is missing (S28). docs/reference/protocol.md sections 5 and 14.
+Checkpointing is off by default, and off means unchanged behaviour (I76). On, without a token or a root, a server
+refuses to start and names what is missing (S28). docs/reference/protocol.md sections 5 and 14.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Settings:
     """The `checkpoint:` section of a server's configuration.
 
     `root`: the only directory below which parts are read and written. `epoch`: the life this process belongs to; with
-    `epoch_required` it is born closed and answers no other (section 11). `servers`: the other servers' URLs by name, for
-    the clients of sessions and episodes. Sizes are in bytes, times in seconds.
+    `epoch_required` it is born closed and answers no other (section 11). `servers`: the other servers' URLs by name,
+    for the clients of sessions and episodes. Sizes are in bytes, times in seconds.
     """
 
     enabled: bool = False
@@ -91,8 +91,8 @@ class Settings:
             return self
         if not self.control_auth_token:
             raise SettingsError(
-                "checkpointing is on and there is no control token: set checkpoint.control_auth_token or the environment "
-                f"variable {TOKEN_VARIABLE} (or {PREFIX}CONTROL_AUTH_TOKEN)"
+                "checkpointing is on and there is no control token: set checkpoint.control_auth_token, or the "
+                f"environment variable {TOKEN_VARIABLE} (or {PREFIX}CONTROL_AUTH_TOKEN)"
             )
         if self.root is None:
             raise SettingsError(
