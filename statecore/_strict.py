@@ -13,7 +13,8 @@ from dataclasses import is_dataclass
 from enum import Enum, StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
@@ -25,22 +26,30 @@ from .errors import WireError
 Hook = Callable[[Any, Any], Any]
 Out = Callable[[Any], Any]
 
-_JSON_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "an array"}
+_PRIMITIVES = {str, int, float, bool, NoneType}
+_JSON_NAMES: dict[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "an array",
+}
 
 
 def make_strict_converter() -> cattrs.Converter:
     """A new converter with the strict hooks."""
     made = cattrs.Converter(forbid_extra_keys=True)
     configure_union_passthrough(str | bool | int | float | None, made)
+    made.register_structure_hook_factory(_is_primitive_union, _structure_primitive_union)
     # Hooks registered later are tried first.
-    made.register_structure_hook_factory(_is_class, lambda cls: _structure_class(cls, made))
-    made.register_unstructure_hook_factory(_is_class, lambda cls: _unstructure_class(cls, made))
-    made.register_structure_hook_factory(_is_array, lambda cls: _structure_array(cls, made))
-    made.register_unstructure_hook_factory(_is_array, lambda cls: _unstructure_array(cls, made))
-    made.register_structure_hook_factory(_is_pair_of_types, lambda cls: _structure_fixed(cls, made))
-    made.register_unstructure_hook_factory(_is_pair_of_types, lambda cls: _unstructure_fixed(cls, made))
-    made.register_structure_hook_factory(_is_object, lambda cls: _structure_object(cls, made))
-    made.register_unstructure_hook_factory(_is_object, lambda cls: _unstructure_object(cls, made))
+    made.register_structure_hook_factory(_is_class, _structure_class)
+    made.register_unstructure_hook_factory(_is_class, _unstructure_class)
+    made.register_structure_hook_factory(_is_array, _structure_array)
+    made.register_unstructure_hook_factory(_is_array, _unstructure_array)
+    made.register_structure_hook_factory(_is_pair_of_types, _structure_fixed)
+    made.register_unstructure_hook_factory(_is_pair_of_types, _unstructure_fixed)
+    made.register_structure_hook_factory(_is_object, _structure_object)
+    made.register_unstructure_hook_factory(_is_object, _unstructure_object)
     made.register_structure_hook_factory(_is_set, _no_sets_in)
     made.register_unstructure_hook_factory(_is_set, _no_sets_out)
     made.register_structure_hook_factory(_is_enum, _structure_enum)
@@ -118,6 +127,26 @@ def _float(value: Any) -> Any:
     if value.__class__ is int and -(1 << 1023) < value < (1 << 1023) and int(float(value)) == value:
         return float(value)
     raise _wrong(value, "a number that a float can hold", "float_type")
+
+
+def _is_primitive_union(cls: Any) -> bool:
+    members = set(get_args(cls))
+    return get_origin(cls) in (Union, UnionType) and len(members - {NoneType}) > 1 and members <= _PRIMITIVES
+
+
+def _structure_primitive_union(cls: Any) -> Hook:
+    members = set(get_args(cls))
+    names = ", ".join(sorted("null" if kind is NoneType else _JSON_NAMES[kind] for kind in members))
+
+    def hook(value: Any, _: Any) -> Any:
+        if type(value) is float or (type(value) is int and int not in members and float in members):
+            return _float(value) if float in members else _refuse(value)
+        return value if type(value) in members else _refuse(value)
+
+    def _refuse(value: Any) -> Any:
+        raise _wrong(value, f"one of {names}", "union_type")
+
+    return hook
 
 
 def _no_bytes(value: Any, _: Any) -> Any:

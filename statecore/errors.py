@@ -7,6 +7,8 @@ breaks a property. `WireError` is bad input at a border and names the place in i
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 
 __all__ = [
@@ -19,6 +21,9 @@ __all__ = [
     "WireErrors",
     "path_of",
 ]
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
 class StatecoreError(Exception):
@@ -80,8 +85,11 @@ class JournalError(StatecoreError):
 
 
 def path_of(loc: Sequence[str | int]) -> str:
-    """The place as text: `("episode_ids", 0, "rollout_id")` is `$.episode_ids[0].rollout_id`."""
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    """The place as text: `("episode_ids", 0, "rollout_id")` is `$.episode_ids[0].rollout_id`; odd names are quoted."""
+    return "$" + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" if _NAME.match(part) else f"[{json.dumps(part)}]"
+        for part in loc
+    )
 
 
 class WireError(StatecoreError):
