@@ -76,7 +76,11 @@ class Environment(Server):
         elif isinstance(task, dict) and "task" in task:
             task = task["task"]
         episode = Episode(self, live, task)
-        yield episode
+        try:
+            yield episode
+        except Exception:
+            await episode.close()
+            raise
         await episode.close()
 
     # --- requests
