@@ -395,7 +395,8 @@ def test_unions_of_primitives_take_exactly_their_members() -> None:
     assert same(structure({"count": 2}, Unions).count, 2)
     assert same(structure({"count": 2.0}, Unions).count, 2.0)
     assert structure({"scale": None}, Unions) == structure({}, Unions) == Unions()
-    for bad in ({"scale": True}, {"count": "1"}, {"count": None}, {"scale": math.nan}, {"scale": []}):
+    refused: list[dict[str, Any]] = [{"scale": True}, {"count": "1"}, {"count": None}, {"scale": math.nan}, {"scale": []}]
+    for bad in refused:
         with pytest.raises(WireError):
             structure(bad, Unions)
 
