@@ -19,7 +19,7 @@ from ._fields import is_rollout_id
 from .identity import EpisodeId
 from .records import Disposition, Json, Receipt
 
-__all__ = ["Dispatch", "Disposition", "Json", "Receipt", "Result", "SavesResults", "Trainer"]
+__all__ = ["Dispatch", "Disposition", "HasPolicyVersion", "Json", "Receipt", "Result", "SavesResults", "Trainer"]
 
 
 @frozen
@@ -88,3 +88,12 @@ class SavesResults(Protocol):
 
     async def save_result(self, result: Result) -> Result:
         """A durable copy exists. Create-only by rollout id: returns the result that stands, maybe an older one."""
+
+
+@runtime_checkable
+class HasPolicyVersion(Protocol):
+    """An optional attribute of a trainer: which weights its state holds, in the checkpoint's manifest."""
+
+    @property
+    def policy_version(self) -> tuple[int, int] | None:
+        """(trainer life, step): names one set of weights for ever (I89)."""
