@@ -1,7 +1,7 @@
 """Walks over the protocol's tables: sample events for each, and what can be reached with them.
 
-A walk is breadth-first from the given starts, by the sample events alone, up to a bound of snapshots. It yields what the
-tests of all tables need: snapshots that really occur, not made-up ones.
+A walk is breadth-first from the given starts, by the sample events alone, up to a bound of snapshots. It yields what
+the tests of all tables need: snapshots that really occur, not made-up ones.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _participant() -> Walk:
         events += _calls(commit_or_restore, arguments="here")
         events.append(commit_or_restore("a", deadline_ts=1060.0, now=_NOW, epoch=2, arguments="there"))
     for name in ("a", "b"):
-        events += [c.ReadinessReached(name, "ready"), c.PrepareFailed(name), c.RestoreFailed(name), c.LeaseExpired(name)]
+        events += [kind(name) for kind in (c.ReadinessReached, c.PrepareFailed, c.RestoreFailed, c.LeaseExpired)]
         events += [c.PartWritten(name, "here", "written"), c.PartInstalled(name, "here", "installed", 1060.0)]
     events.append(c.PartWritten("a", "there", "written"))
     events.append(c.Broke("the timer died"))

@@ -59,7 +59,7 @@ def test_every_branch_of_every_cell_is_taken(walk: Walk) -> None:
 
 @each_table
 def test_a_refused_event_leaves_the_machine_equal(walk: Walk) -> None:
-    """For every reached snapshot and event: a refusal names code, state, event and what is allowed, and changes nothing."""
+    """For every reached snapshot and event: a refusal names code, state, event and way forward, and changes nothing."""
     refused = 0
     for snapshot, event in walk.steps():
         before = copy.deepcopy(snapshot)

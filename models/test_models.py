@@ -1,0 +1,83 @@
+"""The models are explored again and give what models/MANIFEST.toml pins: verdicts, counts, shortest counterexamples."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import checkpoint_twins, handoff_twins
+from models.checkpoint import CheckpointWorld
+from models.twins import without_rule
+from participants.handoff import HANDOFF, Finished, Handoff, Received
+from statecore import stay
+from statecore.report import check
+from statecore.world import World
+
+MANIFEST = tomllib.loads((Path(__file__).parent / "MANIFEST.toml").read_text())
+
+
+def world_of(entry: dict[str, Any]) -> type[World]:
+    """The class that an entry names as `module:Class`."""
+    module, _, name = entry["world"].partition(":")
+    found = getattr(importlib.import_module(module), name)
+    assert isinstance(found, type) and issubclass(found, World)
+    return found
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    params = ",".join(f"{key}={value}" for key, value in entry.get("params", {}).items())
+    return entry["world"].partition(":")[2] + (f"[{params}]" if params else "")
+
+
+@pytest.mark.parametrize("entry", MANIFEST["model"], ids=name_of)
+def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
+    """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
+
+    Covers: I11, I13, I14, I16, I17, I20, I21, I24, I35, I57, I65, I66, I67, I68, I69, I87, I88
+    """
+    report = check(world_of(entry), **entry["params"])
+    found = {
+        "verdict": str(report.verdict),
+        "distinct": report.distinct,
+        "generated": report.generated,
+        "depth": report.depth,
+    }
+    assert found == {key: entry[key] for key in found}, report.story()
+
+
+@pytest.mark.parametrize("entry", MANIFEST["twin"], ids=name_of)
+def test_a_twin_fails_as_pinned(entry: dict[str, Any]) -> None:
+    """Without its rule a world breaks the pinned property, in as few steps as pinned: the check can fail."""
+    report = check(world_of(entry), **entry.get("params", {}))
+    assert report.violation is not None, f"{entry['removes']}: taken out, and nothing breaks\n{report.story()}"
+    assert (report.violation.name, len(report.trace)) == (entry["breaks"], entry["steps"]), report.story()
+
+
+def test_every_twin_is_pinned() -> None:
+    """No twin is written and then forgotten: each is in the manifest, once."""
+    pinned = [entry["world"] for entry in MANIFEST["twin"]]
+    for module in (checkpoint_twins, handoff_twins):
+        for twin in module.TWINS:
+            assert pinned.count(f"{module.__name__}:{twin.__name__}") == 1
+    assert len(set(pinned)) == len(pinned)
+
+
+def test_the_checkpoint_world_covers_what_it_says() -> None:
+    """Its properties name the invariants that they check."""
+    covered = {number for each in CheckpointWorld.properties_.values() for number in each.covers}
+    assert {"I13", "I16", "I17", "I20", "I21", "I24", "I35", "I65", "S32", "S59"} <= covered
+
+
+def test_a_twin_changes_only_cells_that_exist() -> None:
+    """A rule that is taken out must have been there."""
+    changed = without_rule(HANDOFF, {(Handoff.RELEASED, Finished): stay()})
+    assert changed.cells[Handoff.RELEASED][Finished] == stay()
+    assert {state: changed.cells[state] for state in list(changed.cells)[:2]} == {
+        state: HANDOFF.cells[state] for state in list(HANDOFF.cells)[:2]
+    }
+    with pytest.raises(KeyError, match=r"no cell \(running, Received\)"):
+        without_rule(HANDOFF, {(Handoff.RUNNING, Received): stay()})

@@ -1,0 +1,38 @@
+"""Failing twins: a table with one protective rule taken out, everything else as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from statecore import Cell, Go, Table
+from statecore.table import leaves
+
+S = TypeVar("S", bound=Enum)
+D = TypeVar("D")
+
+
+def without_rule(table: Table[S, D], cells: Mapping[tuple[S, type], Cell]) -> Table[S, D]:
+    """The table with `cells` in place of its own; KeyError if it has no such cell.
+
+    A final state that the twin leaves is no longer declared final, and a state that nothing leads to any more is let
+    pass as one to start in.
+    """
+    rows: dict[S, dict[type, Cell]] = {state: dict(row) for state, row in table.cells.items()}
+    for (state, event), cell in cells.items():
+        if event not in rows[state]:
+            raise KeyError(f"table {table.name!r} has no cell ({state}, {event.__name__})")
+        rows[state][event] = cell
+    left = {state for (state, _), cell in cells.items() if any(isinstance(leaf, Go) for leaf in leaves(cell))}
+    make: Any = Table
+    changed: Table[S, D] = make(
+        table.name,
+        data=table.data,
+        initial=table.initial,
+        also_initial=table.states,
+        final=table.final - left,
+        cells=rows,
+        doc=table.doc,
+    )
+    return changed
