@@ -71,7 +71,7 @@ def read_checkpoint(
     """
     with invalid_on_error(directory):
         require_dir(disk, directory)
-        manifest = _global_manifest(disk, directory, checkpoint_id)
+        manifest = read_global_manifest(disk, directory, checkpoint_id)
         _check_gym_manifest(disk, directory, manifest)
         owners: list[EpisodeId] = []
         parts = tuple(
@@ -87,7 +87,8 @@ def read_checkpoint(
     return Checkpoint(directory, manifest, parts, registry, ledger, tokens)
 
 
-def _global_manifest(disk: Disk, directory: Path, checkpoint_id: str | None) -> GlobalManifest:
+def read_global_manifest(disk: Disk, directory: Path, checkpoint_id: str | None = None) -> GlobalManifest:
+    """`checkpoint.json` alone, of the id that it must have; InvalidCheckpointState when it is missing or malformed."""
     path = directory / CHECKPOINT
     if disk.kind(path) is None:
         raise InvalidCheckpointState(f"missing manifest {path}")

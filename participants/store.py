@@ -233,7 +233,8 @@ class Store:
         """What `LATEST` says; it may lag, and nothing is decided by it."""
         path = self.root / LATEST
         with _store_errors(path):
-            return read_small(self._disk, path, 1024).decode().strip() if self._disk.kind(path) == "file" else None
+            there = self._disk.kind(path) == "file"
+            return read_small(self._disk, path, 1024).decode(errors="replace").strip() if there else None
 
     def _point_latest(self, checkpoint_id: CheckpointId) -> str | None:
         path = self.root / LATEST

@@ -52,7 +52,8 @@ Fault = Callable[[str, str], None]
 class CrashDisk:
     """A `Disk`. `log` holds (operation, path) of every change and sync; `fault(operation, path)` is asked before each.
 
-    The fault raises what it wants: an OSError (the operation did not happen), or Crash by `crash_at(n)`.
+    The fault raises what it wants: an OSError (the operation did not happen), or Crash by `crash_at(n)`. A sync that
+    the disk `forgets` is answered and has no effect, as if it had not been asked for.
     """
 
     threaded = False
@@ -60,6 +61,7 @@ class CrashDisk:
     def __init__(self) -> None:
         self.log: list[tuple[str, str]] = []
         self.fault: Fault = lambda operation, path: None
+        self.forgets: Callable[[str, str], bool] = lambda operation, path: False
         self._crash_at: int | None = None
         self._top = _Dir()
 
@@ -141,13 +143,13 @@ class CrashDisk:
 
     def fsync(self, path: PathLike) -> None:
         file = self._file(path)
-        self._begin("fsync", path)
-        file.synced = bytes(file.content)
+        if self._sync("fsync", path):
+            file.synced = bytes(file.content)
 
     def fsync_dir(self, path: PathLike) -> None:
         directory = self._dir(path)
-        self._begin("fsync_dir", path)
-        directory.synced = dict(directory.entries)
+        if self._sync("fsync_dir", path):
+            directory.synced = dict(directory.entries)
 
     def listdir(self, path: PathLike) -> list[str]:
         return sorted(self._dir(path).entries)
@@ -171,6 +173,10 @@ class CrashDisk:
             raise Crash(f"at {operation} {path}")
         self.fault(operation, str(path))
         self.log.append((operation, str(path)))
+
+    def _sync(self, operation: str, path: PathLike) -> bool:
+        self._begin(operation, path)
+        return not self.forgets(operation, str(path))
 
     def _find(self, path: PathLike) -> _Node | None:
         node: _Node | None = self._top
@@ -208,8 +214,8 @@ class _Writer:
         self._file.content += data
 
     def fsync(self) -> None:
-        self._disk._begin("fsync", self._path)
-        self._file.synced = bytes(self._file.content)
+        if self._disk._sync("fsync", self._path):
+            self._file.synced = bytes(self._file.content)
 
     def close(self) -> None:
         pass

@@ -18,119 +18,25 @@ from participants.chain import Base, Claim, candidates
 from participants.draft import Committed, Draft, DraftIncomplete
 from participants.files import InvalidCheckpointState
 from participants.manifests import CheckpointId
-from participants.records import Disposition, LedgerRow, LedgerStatus, Receipt, RegistryRow, task_digest
+from participants.records import Disposition, LedgerRow, LedgerStatus, RegistryRow
 from participants.snapshots import write_part
 from participants.store import ChainBroken, Checkpoint, PublicationInDoubt, Store, StoreError
-from statecore.seams import Disk, FixedClock, MemoryDisk, SeededEntropy, SystemDisk
-from statecore.wire import digest
+from statecore.seams import MemoryDisk, SystemDisk
+from tests.checkpoints import (
+    ENTROPY,
+    ROOT,
+    SERVERS,
+    finished,
+    framework_writes,
+    ledger,
+    publish,
+    records_of,
+    registry,
+    started,
+    store_on,
+    write_parts,
+)
 from tests.crash_disk import Crash, CrashDisk, Survives
-
-ROOT = Path("/shared/checkpoints")
-SERVERS = [("environment", "env"), ("model", "policy"), ("agent", "agent"), ("resources", "tools")]
-ENTROPY = SeededEntropy("store")
-
-
-def store_on(disk: Disk, root: Path = ROOT) -> Store:
-    return Store(root, disk, ENTROPY, FixedClock(1_790_000_000.0))
-
-
-def started(disk: Disk, root: Path = ROOT) -> tuple[Store, int]:
-    """A store whose life has claimed and recorded its base: the newest candidate."""
-    store = store_on(disk, root)
-    epoch = store.claim()
-    tried = store.candidates(epoch)
-    store.record_base(epoch, tried[0] if tried else None)
-    return store, epoch
-
-
-# --- one whole checkpoint: r0 continues, r1 is completed, r2 starts over, r3 waits
-
-
-def records_of(kind: str, rollouts: int) -> list[dict[str, Any]]:
-    own: dict[str, dict[str, Any]] = {
-        "environment": {"task_digest": task_digest({"n": 0}), "boundary": {"step": 1}},
-        "model": {"generation_cuts": [], "rows": [{"model_call_id": "m1"}]},
-        "agent": {"session_key": "k", "boundary": {"turn": 2}, "episode": None, "session": {}},
-        "resources": {"session_id": "s", "state": {"value": 7}},
-    }
-    return [{"episode_id": {"rollout_id": f"c{n}", "attempt": 1}, **own[kind]} for n in range(rollouts)]
-
-
-def registry(rollouts: int = 1, **changes: Any) -> list[RegistryRow]:
-    names = {f"c{n}": Disposition.CONTINUE for n in range(rollouts)}
-    names |= {"done": Disposition.COMPLETED, "again": Disposition.FRESH, "waits": Disposition.QUEUED}
-    return [
-        RegistryRow(
-            rollout_id=name,
-            attempt=1,
-            task={"n": n},
-            task_digest=task_digest({"n": n}),
-            target="env",
-            disposition=disposition,
-        )
-        for n, (name, disposition) in enumerate(names.items())
-    ]
-
-
-def ledger() -> list[LedgerRow]:
-    body = {"reward": 1.0}
-    receipt = Receipt(rollout_id="done", attempt=1, epoch=1, result_identity="1" * 32, result_sha256=digest(body))
-    return [
-        LedgerRow(rollout_id="c0", attempt=1, status=LedgerStatus.LIVE),
-        LedgerRow(rollout_id="done", attempt=1, status=LedgerStatus.SAVED, receipt=receipt, body=body),
-    ]
-
-
-def write_parts(disk: Disk, draft: Draft, rollouts: int = 1) -> list[Committed]:
-    committed = []
-    for kind, name in SERVERS:
-        manifest = write_part(
-            disk,
-            draft.directory,
-            kind=kind,
-            instance=name,
-            checkpoint_id=str(draft.checkpoint_id),
-            records=records_of(kind, rollouts),
-            extra={"epoch": draft.checkpoint_id.epoch, "incarnation": f"of-{name}"},
-            entropy=ENTROPY,
-        )
-        committed.append(Committed(kind=kind, name=name, mode="export_restore", manifest=manifest.to_json()))
-    return committed
-
-
-def framework_writes(disk: Disk, draft: Draft) -> None:
-    directory = draft.framework_dir
-    disk.mkdir(directory / "shards")
-    for name in ("trainer.json", "shards/0.bin"):
-        with disk.create(directory / name) as file:
-            file.write(f"{name} of {draft.checkpoint_id}".encode())
-
-
-def finished(
-    disk: Disk,
-    store: Store,
-    epoch: int,
-    seq: int,
-    *,
-    rows: list[RegistryRow] | None = None,
-    results: list[LedgerRow] | None = None,
-    rollouts: int = 1,
-) -> Draft:
-    draft = store.begin(CheckpointId(epoch, seq))
-    draft.write_gym(write_parts(disk, draft, rollouts))
-    draft.write_coordinator(registry(rollouts) if rows is None else rows, ledger() if results is None else results)
-    framework_writes(disk, draft)
-    draft.seal_framework()
-    draft.write_tokens({"checkpoint_id": str(draft.checkpoint_id), "snapshot": "tq-1"})
-    draft.finish(policy_version=(epoch, 40))
-    return draft
-
-
-def publish(disk: Disk, store: Store, epoch: int, seq: int) -> CheckpointId:
-    draft = finished(disk, store, epoch, seq)
-    store.validate(draft)
-    return store.publish(draft).checkpoint_id
-
 
 # --- claims
 
@@ -711,39 +617,77 @@ def crash_points() -> int:
     return len(disk.log) - before
 
 
+def crashed(at: int, forgets: Callable[[str, str], bool] = lambda operation, path: False) -> tuple[CrashDisk, bool]:
+    """A disk with one checkpoint in force that crashed at operation `at` of the next; and whether that was answered."""
+    disk = CrashDisk()
+    disk.mkdir(ROOT, parents=True)
+    for each in (Path("/"), ROOT.parent):
+        disk.fsync_dir(each)
+    store, epoch = started(disk)
+    publish(disk, store, epoch, 1)
+    disk.forgets = forgets
+    disk.crash_at(at)
+    try:
+        publish(disk, store, epoch, 2)
+    except Crash:
+        return disk, False
+    return disk, True
+
+
+def check_after_crash(left: CrashDisk, answered: bool) -> None:
+    """The old checkpoint or the new one is in force, whole; the new one if it was answered; and the run can go on."""
+    store = store_on(left)
+    epoch = store.claim()
+    assert epoch == 2
+    tried = store.candidates(epoch)
+    assert tried in ((OLD,), (NEW, OLD))
+    for name in tried:
+        check_whole(store.read(name), name)
+    assert not answered or tried[0] == NEW, "published, answered and lost"
+    assert store.latest() in (str(OLD), str(NEW))
+    store.record_base(epoch, tried[0])
+    assert publish(left, store, epoch, 1) == CheckpointId(epoch, 1)
+
+
+OLD, NEW = CheckpointId(1, 1), CheckpointId(1, 2)
+
+
 @pytest.mark.parametrize("survives", Survives)
 def test_a_crash_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(survives: Survives) -> None:
     """Every prefix of a publication, and all that a crash may leave of it: whole, and never less. Covers: I41, I42"""
-    total = crash_points()
-    for at in range(total + 1):
-        disk = CrashDisk()
-        disk.mkdir(ROOT, parents=True)
-        for each in (Path("/"), ROOT.parent):
-            disk.fsync_dir(each)
-        store, epoch = started(disk)
-        first = publish(disk, store, epoch, 1)
-        second = CheckpointId(epoch, 2)
-        disk.crash_at(at)
-        answered = False
-        try:
-            publish(disk, store, epoch, 2)
-            answered = True
-        except Crash:
-            pass
+    for at in range(crash_points() + 1):
+        disk, answered = crashed(at)
         for seed in range(4 if survives is Survives.SOME else 1):
-            left = disk.after_crash(survives, seed)
-            again, later = store_on(left), 0
-            later = again.claim()
-            assert later == epoch + 1
-            tried = again.candidates(later)
-            assert tried in ((first,), (second, first))
-            for name in tried:
-                check_whole(again.read(name), name)
-            if answered:
-                assert tried[0] == second, f"published, and lost by a crash at operation {at}"
-            assert again.latest() in (str(first), str(second))
-            again.record_base(later, tried[0])
-            assert publish(left, again, later, 1) == CheckpointId(later, 1)
+            check_after_crash(disk.after_crash(survives, seed), answered)
+    assert answered
+
+
+@pytest.mark.parametrize(
+    "forgets",
+    [
+        lambda operation, path: operation == "fsync" and ".records.jsonl." in path,
+        lambda operation, path: operation == "fsync" and ".manifest.json." in path,
+        lambda operation, path: operation == "fsync" and ".registry.jsonl." in path,
+        lambda operation, path: operation == "fsync" and ".checkpoint.json." in path,
+        lambda operation, path: operation == "fsync" and "/framework/shards/" in path,
+        lambda operation, path: operation == "fsync_dir" and path.endswith("/gym/agent/agent"),
+        lambda operation, path: operation == "fsync_dir" and path.endswith("/gym"),
+        lambda operation, path: operation == "fsync_dir" and path.endswith("/coordinator"),
+        lambda operation, path: operation == "fsync_dir" and path.endswith("/framework/shards"),
+        lambda operation, path: operation == "fsync_dir" and path.endswith(".partial"),
+        lambda operation, path: operation == "fsync_dir" and path == str(ROOT),
+    ],
+)
+def test_each_sync_is_needed(forgets: Callable[[str, str], bool]) -> None:
+    """The failing twins of the test above: without any one of the syncs a crash leaves something that is not whole."""
+    for at in reversed(range(crash_points() + 1)):  # most show at the end
+        disk, answered = crashed(at, forgets)
+        for survives in (Survives.NOTHING, Survives.NAMES):
+            try:
+                check_after_crash(disk.after_crash(survives), answered)
+            except (AssertionError, InvalidCheckpointState):
+                return
+    pytest.fail("this sync could be left out and no crash would tell")
 
 
 def check_whole(found: Checkpoint, name: CheckpointId) -> None:
