@@ -395,10 +395,11 @@ def test_unions_of_primitives_take_exactly_their_members() -> None:
     assert same(structure({"count": 2}, Unions).count, 2)
     assert same(structure({"count": 2.0}, Unions).count, 2.0)
     assert structure({"scale": None}, Unions) == structure({}, Unions) == Unions()
-    refused: list[dict[str, Any]] = [{"scale": True}, {"count": "1"}, {"count": None}, {"scale": math.nan}, {"scale": []}]
-    for bad in refused:
+    refused: list[tuple[str, Any]]
+    refused = [("scale", True), ("scale", math.nan), ("scale", []), ("count", "1"), ("count", None)]
+    for name, bad in refused:
         with pytest.raises(WireError):
-            structure(bad, Unions)
+            structure({name: bad}, Unions)
 
 
 def test_every_fault_is_found_with_its_place() -> None:
