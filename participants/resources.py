@@ -366,8 +366,9 @@ class Resources(Server, Generic[S]):
         if passes or (self.mode is Mode.RESTART_ONLY and request.path not in SEED_PATHS):
             await serve(app, request, send)
             return
-        activity = await self.admitted(request, owner)
-        if request.episode is not None:
+        closing = request.path == CLOSE_PATH
+        activity = await self.admitted(request, owner, fenced=not closing)
+        if request.episode is not None and not closing:
             self._drop_passed(request.episode)
         self._inflight[id(activity)] = Blocker(owner, f"{request.path} runs", self.seams.clock.monotonic())
         try:
@@ -443,6 +444,8 @@ class Resources(Server, Generic[S]):
         return [each.episode.key for each in staged]
 
     def prepared(self) -> None:
+        if self.mode is not Mode.EXPORT_RESTORE:
+            return  # nothing of it is exported, so nothing needs to stand still
         for session in self._sessions.values():
             if session.machine.state is not SessionState.ENDED:
                 session.step(Froze())

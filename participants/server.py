@@ -116,10 +116,11 @@ class Server(ABC):
 
         return checked
 
-    async def admitted(self, request: Incoming, owner: EpisodeId | None = None) -> Activity:
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
         """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile.
 
-        `owner` is the execution that it belongs to where the request itself names none.
+        `owner` is the execution that it belongs to where the request itself names none. Refused `stale_attempt` when that
+        is over, unless `fenced` is False: cleaning up is never refused.
         """
 
         async def gone() -> None:
@@ -127,9 +128,9 @@ class Server(ABC):
 
         episode = request.episode or owner
         rollout_id = None if episode is None else episode.rollout_id
-        check = self.check(episode)
+        check = self.check(episode if fenced else None)
         await self.admission.enter(rollout_id, check, gone)
-        if request.episode is not None:
+        if fenced and request.episode is not None:
             self.fences.accept(request.episode)
         return Activity(self.admission, rollout_id, check)
 

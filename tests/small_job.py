@@ -46,7 +46,7 @@ def seams(disk: MemoryDisk, seed: int | str) -> Seams:
 
 
 def settings(**changes: Any) -> Settings:
-    return Settings(enabled=True, control_auth_token=TOKEN, root=ROOT, **changes)
+    return Settings(**{"enabled": True, "control_auth_token": TOKEN, "root": ROOT} | changes)
 
 
 def answer(_path: str, body: dict[str, Any]) -> dict[str, Any]:
