@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _register_diagram(commands)
     for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         _register(commands, entry)
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.run is not _unavailable:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(args.run(args))
     except UsageError as error:
@@ -62,16 +64,14 @@ def _register(commands: Subparsers, entry: EntryPoint) -> None:
     try:
         register: Callable[[Subparsers], None] = entry.load()
     except (ImportError, AttributeError) as error:
-        reason = f"{entry.name} is not available: {error}"
-
-        def unavailable(args: argparse.Namespace) -> int:
-            raise UsageError(reason)
-
         parser = commands.add_parser(entry.name, help=f"(not available: {error})".replace("%", "%%"))
-        parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        parser.set_defaults(run=unavailable)
+        parser.set_defaults(run=_unavailable, reason=f"{entry.name} is not available: {error}")
     else:
         register(commands)
+
+
+def _unavailable(args: argparse.Namespace) -> int:
+    raise UsageError(args.reason)
 
 
 def load_module(target: str) -> tuple[ModuleType, str | None]:

@@ -1,0 +1,193 @@
+"""The command line: check and diagram, found files and names, exit codes, and commands that others register."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statecore
+from statecore import cli
+from statecore.cli import EXIT_CODES, main
+from statecore.explore import Verdict
+
+WORLD = """
+from statecore import World, action, always, param, slot
+from statecore.properties import sometimes, final
+from tests.sample_tables import LAMP as IMPORTED
+
+class Walk(World):
+    end: int = param(3)
+    at: int = slot(0)
+
+    @action
+    def walk(self):
+        self.at += 1
+        return self.at <= self.end
+
+    @always
+    def on_the_line(self):
+        return self.at <= 3
+
+    @final
+    def home(self):
+        return self.at == self.end
+
+class Abstract(World):
+    pass
+"""
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user stands in the repository."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> str:
+    path = tmp_path / "walking.py"
+    path.write_text(WORLD)
+    return str(path)
+
+
+def test_check_says_holds_with_exit_code_0(world: str, capsys: Out) -> None:
+    """Without a name every world of the file is checked, and nothing that it only imports."""
+    assert main(["check", world]) == 0
+    assert capsys.readouterr().out.startswith("Walk(end=3): holds; 4 distinct states, 4 generated, depth 4,")
+
+
+def test_parameters_are_set_and_a_violation_has_exit_code_1(world: str, capsys: Out) -> None:
+    """--set gives a parameter of the world; the shortest trace is printed."""
+    assert main(["check", f"{world}:Walk", "--set", "end=5"]) == EXIT_CODES[Verdict.VIOLATED] == 1
+    out = capsys.readouterr().out
+    assert "Walk(end=5): violated;" in out
+    assert "  on_the_line is broken after 4 steps, and no fewer:" in out
+
+
+def test_not_finished_and_vacuous_have_codes_of_their_own(world: str, tmp_path: Path, capsys: Out) -> None:
+    """Four verdicts, four codes, and none of them is that of a wrong command line."""
+    assert main(["check", world, "--max-states", "2"]) == EXIT_CODES[Verdict.NOT_FINISHED]
+    assert main(["check", world, "--max-depth", "2"]) == EXIT_CODES[Verdict.NOT_FINISHED]
+    assert main(["check", world, "--max-seconds", "0"]) == EXIT_CODES[Verdict.NOT_FINISHED]
+    vacuous = tmp_path / "vacuous.py"
+    vacuous.write_text(WORLD.replace("@always", "@sometimes").replace("self.at <= 3", "self.at > 9"))
+    assert main(["check", str(vacuous)]) == EXIT_CODES[Verdict.VACUOUS]
+    assert "sometimes on_the_line: never seen" in capsys.readouterr().out
+    assert len({*EXIT_CODES.values(), 2}) == 5
+
+
+def test_several_worlds_are_all_checked_and_the_first_failure_decides(capsys: Out) -> None:
+    """A model with its failing twin: both are reported."""
+    assert main(["check", "models/two_phase_commit.py"]) == 1
+    out = capsys.readouterr().out
+    assert "TwoPhaseCommit(n=3): holds; 288 distinct states, 1,146 generated, depth 11" in out
+    assert "AbortsAfterPrepare(n=3): violated" in out
+
+
+def test_a_module_can_be_named_instead_of_a_file(capsys: Out) -> None:
+    """package.module:World, importable from the current directory."""
+    assert main(["check", "models.two_phase_commit:TwoPhaseCommit", "--json", "--set", "n=3"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["verdict"], value["distinct"], value["params"]) == ("holds", 288, {"n": "3"})
+
+
+def test_diagram_draws_every_table_or_one(capsys: Out) -> None:
+    """A page, the grid alone, or the Mermaid diagram alone."""
+    assert main(["diagram", "models/two_phase_commit.py"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("## resource manager\n\n| event |")
+    assert "\n## transaction manager\n" in out
+    assert main(["diagram", "models/two_phase_commit.py:TRANSACTION", "--grid"]) == 0
+    assert capsys.readouterr().out.startswith("| event | open (start) |")
+    assert main(["diagram", "models.two_phase_commit:TRANSACTION", "--mermaid"]) == 0
+    assert capsys.readouterr().out.startswith('---\ntitle: "transaction manager"\n---\nstateDiagram-v2\n')
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["check", "none.py"], "there is no file none.py"),
+        (["check", "no.such.module"], "cannot import no.such.module"),
+        (["check", "models/two_phase_commit.py:Nope"], "has no world 'Nope'"),
+        (["check", "models/two_phase_commit.py:MANAGER"], "has no world 'MANAGER'"),
+        (["check", "tests/sample_tables.py"], "defines no world"),
+        (["check", "models/two_phase_commit.py", "--set", "m=3"], "has no parameter 'm' (it has: n)"),
+        (["check", "models/two_phase_commit.py", "--set", "n"], "--set n: write NAME=VALUE"),
+        (["diagram", "models/two_phase_commit.py:TwoPhaseCommit"], "has no table 'TwoPhaseCommit'"),
+        (["diagram", "tests/test_cli_statecore.py"], "defines no table"),
+    ],
+)
+def test_what_is_not_there_is_said_with_exit_code_2(args: list[str], says: str, capsys: Out) -> None:
+    """One line on standard error, and nothing on standard output."""
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("statecore: ") and says in captured.err
+
+
+@pytest.mark.parametrize("args", [[], ["fly"], ["check"], ["check", "x.py", "y.py"], ["check", "x.py", "--max-states", "many"]])
+def test_a_wrong_command_line_exits_with_2(args: list[str], capsys: Out) -> None:
+    """As argparse does everywhere."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    assert "usage: statecore" in capsys.readouterr().err
+
+
+def test_version(capsys: Out) -> None:
+    """--version prints it."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"statecore {statecore.__version__}\n"
+
+
+def greet(subparsers: Any) -> None:
+    """A command as another package registers it."""
+    parser: argparse.ArgumentParser = subparsers.add_parser("greet", help="says hello")
+    parser.add_argument("name")
+
+    def run(args: argparse.Namespace) -> int:
+        print(f"hello {args.name}")
+        return 7
+
+    parser.set_defaults(run=run)
+
+
+def test_other_packages_register_commands(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    """An entry of the group adds a parser and a function whose result is the exit code."""
+    entry = EntryPoint("greet", f"{__name__}:greet", cli.GROUP)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[greet.__module__])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] if group == "statecore.commands" else [])
+    assert main(["greet", "you"]) == 7
+    assert capsys.readouterr().out == "hello you\n"
+
+
+def test_a_command_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    """It is listed and does not take the others down with it."""
+    broken = [EntryPoint("gone", "no_such_package.command:register", cli.GROUP)]
+    broken += [EntryPoint("empty", "statecore.cli:no_such_function", cli.GROUP)]
+    monkeypatch.setattr(cli, "entry_points", lambda group: broken)
+    assert main(["gone", "--with", "anything"]) == 2
+    assert "statecore: gone is not available: No module named 'no_such_package'" in capsys.readouterr().err
+    assert main(["empty"]) == 2
+    assert main(["diagram", "models/two_phase_commit.py", "--grid"]) == 0
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "gone" in capsys.readouterr().out
+
+
+def test_the_public_names_are_all_there() -> None:
+    """Everything in __all__ can be imported from statecore, what is heavy when it is first asked for."""
+    for name in statecore.__all__:
+        assert getattr(statecore, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        statecore.nothing  # noqa: B018
