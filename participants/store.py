@@ -102,7 +102,7 @@ class Store:
     """One root directory. Several coordinators may open it; the claims tell them apart."""
 
     def __init__(self, root: Path, disk: Disk, entropy: Entropy, clock: Clock) -> None:
-        self.root = root
+        self.root = disk.resolve(root)  # participants are given paths below it: absolute, and by no link
         self._disk, self._entropy, self._clock = disk, entropy, clock
 
     # --- lives

@@ -1,0 +1,81 @@
+"""Checkpoints of every schema that was ever written, kept in tests/data/checkpoints/ and read by the code of today."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from participants.payloads import AgentBoundary, EnvironmentBoundary, ModelRow, ResourcesState
+from participants.records import AgentRecord, EnvironmentRecord, ModelRecord, ResourcesRecord
+from participants.store import InvalidCheckpointState, Store
+from statecore.seams import FixedClock, SeededEntropy, SystemDisk
+from tests import schema_1
+
+STORED = Path(__file__).parent / "data/checkpoints"
+DISK = SystemDisk()
+
+
+def store_at(root: Path) -> Store:
+    return Store(root, DISK, SeededEntropy(1), FixedClock(0.0))
+
+
+def test_s43_the_stored_checkpoint_of_schema_1_is_read_whole() -> None:
+    """S43: what an older version wrote is found in its chain, validates, and has every field. Covers: I44, I49"""
+    store = store_at(STORED / "schema-1")
+    assert store.survey().candidates == (schema_1.NAME,)
+    found = store.read(schema_1.NAME)
+    parts = {(part.manifest.kind, part.manifest.instance): list(part.typed) for part in found.parts}
+    assert parts == schema_1.RECORDS
+    assert (found.registry, found.ledger) == (schema_1.REGISTRY, schema_1.LEDGER)
+    assert {path.name: path.read_bytes() for path in found.framework.iterdir()} == schema_1.FRAMEWORK
+    assert found.manifest.policy_version == (1, 40)
+    assert found.tokens["snapshot"] == "rows-1"
+
+
+def test_s43_the_payloads_of_schema_1_are_read() -> None:
+    """S43: boundaries, session states and ledger rows, not only the records around them. Covers: I35"""
+    found = store_at(STORED / "schema-1").read(schema_1.NAME)
+    records = [record for part in found.parts for record in part.typed]
+    for record in records:
+        if isinstance(record, AgentRecord):
+            assert AgentBoundary.read(record.boundary) == schema_1.SECOND
+            assert json.dumps(record.boundary["state"]) == '{"b": 2, "a": -0.0}'
+        elif isinstance(record, EnvironmentRecord):
+            assert EnvironmentBoundary.read(record.boundary) is not None
+        elif isinstance(record, ResourcesRecord):
+            state = ResourcesState.read(record.state)
+            assert state is not None
+            assert state.position == schema_1.AT_TWO
+            assert state.data["random"] == 2**127 + 1
+        else:
+            assert isinstance(record, ModelRecord)
+            assert [ModelRow.read(row).parent_call_id for row in record.rows] == [None, "call-1"]
+
+
+def test_s43_todays_code_writes_schema_1_byte_for_byte(tmp_path: Path) -> None:
+    """S43: a change of any byte is another schema version, with a stored checkpoint of its own."""
+    schema_1.write(DISK, tmp_path)
+    stored = STORED / "schema-1"
+
+    def files(root: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    assert files(tmp_path) == files(stored)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "gym/manifest.json", "gym/agent/agent/manifest.json"])
+def test_s43_a_schema_of_the_future_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
+    """S43: a clear refusal that names file and version, before anything else of it is looked at. Covers: I44"""
+    root = tmp_path / "root"
+    shutil.copytree(STORED / "schema-1", root)
+    path = root / str(schema_1.NAME) / name
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(InvalidCheckpointState) as error:
+        store_at(root).read(schema_1.NAME)
+    if name == "checkpoint.json":
+        assert str(error.value) == f"{path} has schema version 2, only 1 can be read here"
+    else:
+        assert str(path) in str(error.value)
