@@ -97,7 +97,7 @@ class Part(Protocol):
         """
 
     def check_scope(self, scope: frozenset[EpisodeId] | None) -> None:
-        """Refused when this kind cannot commit that scope."""
+        """A commit with that scope begins; Refused if this kind cannot, and then nothing is pinned."""
 
     def committed(self, records: Sequence[Json]) -> Json:
         """The kind's own fields of the commit reply. Of `records` a model server sees all, others the episode ids."""
@@ -300,13 +300,16 @@ class Participant:
         scope = None if call.episode_ids is None else frozenset(call.episode_ids)
         arguments = _arguments(call.checkpoint_dir, call.episode_ids)
         async with self._turn(call.deadline_ts):
-            after, effects = PARTICIPANT.step(self._machine, CommitRequested(**address, arguments=arguments))
+            requested = CommitRequested(**address, arguments=arguments)
+            _, effects = PARTICIPANT.step(self._machine, requested)
             again = next((effect for effect in effects if isinstance(effect, AnswerAgain)), None)
             if again is not None:
                 return _json(again.reply)
-            await self._check_commit(scope)
+            self._check_commit(scope)
             directory = await self._below_root(call.checkpoint_dir)
-            self._machine = after
+            after, effects = PARTICIPANT.step(self._machine, requested)  # again: the lease may have ended meanwhile
+            self.part.check_scope(scope)
+            self._machine = after  # from here on directory and scope are pinned
             self._settle_effects(effect for effect in effects if isinstance(effect, ArmLease))
             write = self._begin_write(call.checkpoint_id, arguments, directory, scope)
         with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())):
@@ -320,10 +323,9 @@ class Participant:
         assert write.reply is not None
         return write.reply
 
-    async def _check_commit(self, scope: frozenset[EpisodeId] | None) -> None:
+    def _check_commit(self, scope: frozenset[EpisodeId] | None) -> None:
         if not self.admission.is_quiet:
             raise Refused("invalid_phase", self.phase, "CommitRequested", (), "no longer ready to commit")
-        self.part.check_scope(scope)
         restarts = set(self.part.report().restarts)
         named = sorted(episode.key for episode in scope or () if episode.key in restarts)
         if named:

@@ -119,8 +119,8 @@ class Server(ABC):
     async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
         """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile.
 
-        `owner` is the execution that it belongs to where the request itself names none. Refused `stale_attempt` when that
-        is over, unless `fenced` is False: cleaning up is never refused.
+        `owner` is the execution that it belongs to where the request itself names none. Refused `stale_attempt` when
+        that is over, unless `fenced` is False: cleaning up is never refused.
         """
 
         async def gone() -> None:

@@ -197,7 +197,9 @@ def test_a_caller_that_leaves_while_held_was_never_admitted() -> None:
 
 
 def test_export_and_restore_keep_the_whole_position() -> None:
-    """A session restored under N+1 has state, revision, history, incarnation and operations. Covers: I54, I57, I61, S46."""
+    """A session restored under N+1 has state, revision, history, incarnation and operations. Covers: I54, I57, I61,
+    S46.
+    """
 
     async def test(fleet: Fleet) -> None:
         await started(fleet)
