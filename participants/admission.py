@@ -111,8 +111,8 @@ class Admission:
         """What was quiet has ended without moving again."""
         self._step(SettledEnded())
 
-    async def stir(self, rollout_id: str | None, check: Check) -> None:
-        """What was quiet moves again, now or when the gate opens; `check` as for `enter`."""
+    async def stir(self, rollout_id: str | None, check: Check, gone: Gone | None = None) -> None:
+        """What was quiet moves again, now or when the gate opens; `check` and `gone` as for `enter`."""
         while True:
             check()
             try:
@@ -122,7 +122,7 @@ class Admission:
                     raise
             else:
                 return
-            await self.opened(rollout_id)
+            await self.opened(rollout_id, gone)
 
     async def opened(self, rollout_id: str | None = None, gone: Gone | None = None) -> None:
         """Returns when the gate is open, or at once when it is; also when `rollout_id` is woken."""
@@ -192,10 +192,10 @@ class Activity:
             self._settled = True
             self._admission.settle()
 
-    async def stir(self) -> None:
-        """It moves again; waits while the gate is closed (I24)."""
+    async def stir(self, gone: Gone | None = None) -> None:
+        """It moves again; waits while the gate is closed (I24), ClientGone when `gone` returns first."""
         if self._counted and self._settled:
-            await self._admission.stir(self._rollout_id, self._check)
+            await self._admission.stir(self._rollout_id, self._check, gone)
             self._settled = False
         else:
             self._check()
