@@ -133,7 +133,9 @@ def test_what_is_not_there_is_said_with_exit_code_2(args: list[str], says: str, 
     assert captured.err.startswith("statecore: ") and says in captured.err
 
 
-@pytest.mark.parametrize("args", [[], ["fly"], ["check"], ["check", "x.py", "y.py"], ["check", "x.py", "--max-states", "many"]])
+@pytest.mark.parametrize(
+    "args", [[], ["fly"], ["check"], ["check", "x.py", "y.py"], ["check", "x.py", "--max-states", "many"]]
+)
 def test_a_wrong_command_line_exits_with_2(args: list[str], capsys: Out) -> None:
     """As argparse does everywhere."""
     with pytest.raises(SystemExit) as caught:

@@ -210,6 +210,47 @@ def test_mkdir_with_parents_may_exist_and_without_may_not(place: tuple[Disk, Pat
         disk.mkdir(root / "f" / "g", parents=True)
 
 
+def test_fsync_and_rmdir_by_name(place: tuple[Disk, Path]) -> None:
+    """A file or directory can be synced by its name; a directory is removed if it is empty."""
+    disk, root = place
+    write(disk, root / "a", b"1")
+    disk.fsync(root / "a")
+    disk.fsync_dir(root)
+    with pytest.raises(OSError, match="not empty"):
+        disk.rmdir(root)
+    disk.mkdir(root / "d")
+    disk.rmdir(root / "d")
+    assert disk.kind(root / "d") is None
+    for missing in (disk.rmdir, disk.fsync):
+        with pytest.raises(FileNotFoundError):
+            missing(root / "d")
+
+
+class FailingOnce(MemoryDisk):
+    """Its first sync fails, as a full or broken disk's may."""
+
+    failed = False
+
+    def sync(self, operation: str, name: str) -> None:
+        if not self.failed:
+            self.failed = True
+            raise OSError(5, "input/output error", name)
+        super().sync(operation, name)
+
+
+def test_an_fsync_that_failed_fails_for_good() -> None:
+    """What the system dropped then is not made durable by a later call that succeeds (S57); other files are fine."""
+    disk = FailingOnce()
+    for name in ("/a", "/b"):
+        disk.create(name).close()
+    with pytest.raises(OSError, match="input/output error"):
+        disk.fsync("/a")
+    with pytest.raises(OSError, match="an earlier fsync of it failed"):
+        disk.fsync("/a")
+    disk.fsync("/b")
+    assert disk.log[-1] == ("fsync", "/b")
+
+
 def test_a_closed_file_takes_no_more(place: tuple[Disk, Path]) -> None:
     """Writing after the end is an error, closing twice is none."""
     disk, root = place
