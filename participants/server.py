@@ -55,12 +55,12 @@ class Server(ABC):
         self.seams = seams or Seams()
         self.group: anyio.abc.TaskGroup | None = None
         self.fences = Fences()
+        self.participant: Participant | None = None
         self.admission = Admission(
             settings.max_held,
             closed=settings.enabled and settings.epoch_required,
             on_change=self._on_change,
         )
-        self.participant: Participant | None = None
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         if settings.enabled and self._takes_part():

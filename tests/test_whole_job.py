@@ -1,0 +1,45 @@
+"""The whole protocol end to end in memory: rollouts, a checkpoint, everything dies, and each goes on where it stood."""
+
+from __future__ import annotations
+
+import trio
+
+from participants.coordinator import Published
+from participants.records import Disposition
+from tests.whole_job import WholeJob, run, settle
+
+
+def test_the_seeds_example_redoes_nothing() -> None:
+    """5 turns, B at 2, C at 4, crash right after the snapshot: 6 turns redone without a checkpoint, 0 with it."""
+
+    async def test(job: WholeJob) -> None:
+        turns = {"B": 2, "C": 4}
+        async with job.coordinator() as first:
+            recovered = await first.recover()
+            for rollout, done in turns.items():
+                job.turnstile.allow(rollout, done)
+            with trio.CancelScope() as abandoned:
+                async with trio.open_nursery() as nursery:
+                    batch = recovered.runnable(job.dispatches(5, *turns))
+                    nursery.start_soon(first.run_batch, batch)
+                    await settle()
+                    assert dict(job.turnstile.generated) == turns
+                    outcome = await first.checkpoint(timeout_s=60)
+                    assert isinstance(outcome, Published), outcome.story()
+                    job.launcher.kill(*job.launcher.up)
+                    abandoned.cancel()
+        held = sum(turns.values())
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.CONTINUE) == 2
+            for rollout in turns:
+                job.turnstile.allow(rollout, 5)
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 2
+        redone = [turn for turn in job.turnstile.seen if job.turnstile.seen.count(turn) > 1]
+        assert redone == []
+        assert sum(job.turnstile.generated.values()) == 10
+        assert held == 6  # what a run without checkpoints would have generated again
+        assert {rollout: body["reward"] for rollout, body in job.trainer.accepted.items()} == {"B": 15, "C": 15}
+
+    run(test)
