@@ -347,7 +347,16 @@ def _is_class(cls: Any) -> bool:
     return isinstance(kind, type) and (attrs.has(kind) or is_dataclass(kind))
 
 
+def _resolve(cls: Any) -> Any:
+    """The class itself, of which `cls` may be a parametrised form, its annotations evaluated (cattrs 24.1 cannot)."""
+    kind = get_origin(cls) or cls
+    if attrs.has(kind) and any(isinstance(field.type, str) for field in attrs.fields(kind)):
+        attrs.resolve_types(kind)
+    return kind
+
+
 def _structure_class(cls: Any, made: cattrs.Converter) -> Hook:
+    _resolve(cls)
     inner = made.gen_structure_attrs_fromdict(cls)
 
     def structure(value: Any, _: Any) -> Any:
@@ -359,7 +368,8 @@ def _structure_class(cls: Any, made: cattrs.Converter) -> Hook:
 
 
 def _unstructure_class(cls: Any, made: cattrs.Converter) -> Out:
-    inner, kind = made.gen_unstructure_attrs_fromdict(cls), get_origin(cls) or cls
+    kind = _resolve(cls)
+    inner = made.gen_unstructure_attrs_fromdict(cls)
 
     def unstructure(value: Any) -> Any:
         if value.__class__ is not kind:  # a subclass would silently lose its own fields
