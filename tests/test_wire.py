@@ -195,7 +195,7 @@ def test_nesting_has_a_bound_in_both_directions() -> None:
         ("", "Expecting value", (0,)),
         ("nul", "Expecting value", (0,)),
         ('{"a":}', "Expecting value", (5,)),
-        ("[1,]", "Expecting value", (3,)),
+        ("[1 2]", "Expecting ',' delimiter", (3,)),
         ("1 2", "Extra data", (2,)),
         ("{'a':1}", "Expecting property name", (1,)),
         ('{"a":1,"b":{"c":1,"c":1}}', "key 'c' appears twice", ("b",)),
