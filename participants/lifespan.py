@@ -65,11 +65,14 @@ class StrictLifespan:
             if self.started:
                 raise
             if self.failure is None:
-                reason = f"the application raised in startup: {type(error).__name__}: {error}"
-                await watched({"type": STARTUP_FAILED, "message": reason})
+                self.failure = f"the application raised in startup: {type(error).__name__}: {error}"
         else:
-            if not self.started and self.failure is None:
-                await watched({"type": STARTUP_FAILED, "message": "the application has no lifespan"})
+            if self.started:
+                return
+            if self.failure is None:
+                self.failure = "the application has no lifespan"
+        # Said by us, and where the application has said it before: what a server raises there may have been caught.
+        await send({"type": STARTUP_FAILED, "message": self.failure})
 
 
 async def _nothing_to_do(receive: Receive, send: Send) -> None:
