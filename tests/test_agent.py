@@ -173,8 +173,8 @@ def test_a_restored_session_goes_on_from_its_boundary_as_n_plus_1() -> None:
             loop.allow(2)
             await settle()
             assert await committed(fleet) is not None
-            fleet.network.kill("agent")
             nursery.cancel_scope.cancel()
+        fleet.network.kill("agent")
         again = Loop()
         await started(fleet, again)
         restored = await fleet.control("agent", "restore", "rs", checkpoint_dir=str(ROOT / "ck"), episode_ids=SCOPE)
@@ -203,8 +203,8 @@ def test_a_continuation_is_claimed_once_for_the_same_task_and_not_hidden() -> No
             loop.allow(1)
             await settle()
             assert await committed(fleet) is not None
-            fleet.network.kill("agent")
             nursery.cancel_scope.cancel()
+        fleet.network.kill("agent")
         again = Loop()
         again.allow(9)
         await started(fleet, again)
