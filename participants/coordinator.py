@@ -20,7 +20,7 @@ from attrs import evolve
 from statecore.journal import Journal
 
 from .checkpoint import Checkpoint
-from .client import make_client
+from .client import MAX_IN_FLIGHT, make_client
 from .deployment import discover, resume_all
 from .dispatch import Dispatcher
 from .launcher import Launcher
@@ -91,9 +91,8 @@ class Coordinator:
     # --- its life
 
     async def __aenter__(self) -> Coordinator:
-        limit = self.settings.max_running + 1
-        self._data = await self._clients.enter_async_context(self._client(limit))
-        self._control = await self._clients.enter_async_context(self._client(limit))
+        self._data = await self._clients.enter_async_context(self._client(self.settings.max_running + 1))
+        self._control = await self._clients.enter_async_context(self._client(MAX_IN_FLIGHT))
         return self
 
     def _client(self, limit: int) -> httpx.AsyncClient:

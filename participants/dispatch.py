@@ -288,9 +288,10 @@ async def _read(reply: httpx.Response, limit: int) -> bytes | None:
     """The body, None when it is longer than `limit` bytes."""
     parts: list[bytes] = []
     size = 0
-    async for part in reply.aiter_bytes():
-        size += len(part)
-        if size > limit:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    with trio.CancelScope() as reading:  # cancelled and not left: no async generator stays behind half-read
+        async for part in reply.aiter_bytes():
+            size += len(part)
+            if size > limit:
+                reading.cancel()
+            parts.append(part)
+    return b"".join(parts) if size <= limit else None
