@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from statecore import Snapshot, StatecoreError
 from statecore.wire import parse, sha256_hex, structure, unstructure
 
-from ._fields import encode_line
+from ._fields import SCHEMA_VERSION, encode_line
 from .admission import Activity
 from .attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released, Restored, Tombstoned
 from .identity import EpisodeId
@@ -292,22 +292,31 @@ def frozen_boundary(live: LiveSession, *, state: Any, items: Any, usage: Any) ->
     """The next boundary of `live`, as immutable bytes that name the one before."""
     previous = live.boundary
     index = 0 if previous is None else previous.index + 1
-    boundary = AgentBoundary(
-        boundary_index=index,
-        previous=None if previous is None else previous.digest,
-        task_digest=live.task_digest,
-        data_position=None,
-        last_model_call_id=live.trail.last_model_call_id,
-        lineage_head=live.trail.lineage_head,
-        parts=live.trail.parts(),
-        items=items,
-        usage=usage,
-        cookies=live.trail.cookies,
-        steps_used=live.steps_used,
-        elapsed_s=round(live.elapsed_s, 6),
-        state=state,
-    )
-    return Frozen(encode_line(boundary.to_json())[:-1], index)
+    trail = live.trail
+    boundary = {  # AgentBoundary, written out: this is the only work of a turn that nobody asked for
+        "schema_version": SCHEMA_VERSION,
+        "boundary_index": index,
+        "previous": None if previous is None else previous.digest,
+        "task_digest": live.task_digest,
+        "data_position": None,
+        "last_model_call_id": trail.last_model_call_id,
+        "lineage_head": trail.lineage_head,
+        "parts": [
+            {"kind": kind, "instance": instance, "key": key, "position": _position(position), "digest": None}
+            for (kind, instance, key), position in trail.positions.items()
+        ],
+        "items": items,
+        "usage": usage,
+        "cookies": trail.cookies,
+        "steps_used": live.steps_used,
+        "elapsed_s": round(live.elapsed_s, 6),
+        "state": state,
+    }
+    return Frozen(encode_line(boundary)[:-1], index)
+
+
+def _position(position: Position) -> dict[str, Any]:
+    return {"revision": position.revision, "history": position.history, "incarnation": position.incarnation}
 
 
 def note_accesses(live: LiveSession, accesses: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ server is asked again, and a server that is gone makes no result (docs/reference
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ def is_model_path(path: str) -> bool:
 
 @frozen
 class Reply:
-    """What a peer answered: `body` is JSON where it is JSON, else the text."""
+    """What a peer answered: `body` is JSON where it is JSON, else the text; header names are in lower case."""
 
     status: int
     body: Any
@@ -79,16 +79,14 @@ class Trail:
     def note_position(self, server: str, session_id: str, position: Position) -> None:
         self.positions[("resources", server, session_id)] = position
 
-    def note_reply(self, server: str, headers: Mapping[str, str], set_cookies: Iterator[str]) -> None:
+    def note_reply(self, server: str, headers: Mapping[str, str], set_cookies: Iterable[str]) -> None:
         """Positions and cookies of a reply."""
-        jar = self.cookies.setdefault(server, {})
         for header in set_cookies:
             try:
-                jar.update({name: morsel.value for name, morsel in SimpleCookie(header).items()})
+                named = {name: morsel.value for name, morsel in SimpleCookie(header).items()}
             except CookieError:
                 continue  # a cookie that cannot be read is one that is not sent back
-        if not jar:
-            del self.cookies[server]
+            self.cookies.setdefault(server, {}).update(named)
         position = _position(headers)
         if position is not None:
             self.note_position(server, headers.get(SESSION_HEADER, ""), position)
@@ -144,7 +142,8 @@ class Peer:
             await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
             await anyio.sleep(pause)
             pause = min(pause * 2, CLOSED_WAIT_S[1])
-        self.trail.note_reply(self.name, reply.headers, iter(response.headers.get_list("set-cookie")))
+        cookies = response.headers.get_list("set-cookie") if "set-cookie" in reply.headers else ()
+        self.trail.note_reply(self.name, reply.headers, cookies)
         call_id = reply.headers.get(MODEL_CALL_HEADER)
         if call_id is not None and reply.ok:
             self.trail.note_call(call_id)
@@ -201,10 +200,11 @@ class Peer:
             raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")
         if code in ("session_lost", "stale_incarnation", "stale_epoch", "participant_lost", "participant_broken"):
             raise ParticipantLost(f"{self.name} answered {code}")
-        ours = code is not None or INCARNATION_HEADER in response.headers
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers.raw}
+        ours = code is not None or INCARNATION_HEADER in headers
         if response.status_code >= 500 and not ours and self.host.settings.enabled:
             raise ParticipantLost(f"{self.name} answered {response.status_code} without an error of its own")
-        return Reply(response.status_code, body, response.headers)
+        return Reply(response.status_code, body, headers)
 
 
 def _code(body: Any) -> str | None:

@@ -150,6 +150,8 @@ def test_boundaries_are_chained_and_frozen_at_the_call() -> None:
                 lines.append(json.loads(live.boundary.line))
             loop.allow(9)
         assert [line["boundary_index"] for line in lines] == [0, 1, 2]
+        typed = AgentBoundary.read(lines[2])
+        assert typed is not None and list(typed.to_json().items()) == list(lines[2].items())
         assert lines[0]["previous"] is None
         assert lines[2]["previous"] == boundary_digest(lines[1])
 
