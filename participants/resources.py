@@ -8,9 +8,10 @@ what was accepted before runs to its end. docs/reference/protocol.md sections 2,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum, auto
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
@@ -23,7 +24,7 @@ from statecore.wire import canonical, parse
 
 from .codecs import Codec, CodecError, check_codec
 from .cookies import SessionCookies
-from .http import REQUEST_KEY, ASGIApp, Incoming, Scope, Send, refuse_request, serve
+from .http import REQUEST_KEY, ASGIApp, Incoming, Message, Scope, Send, headers_of, refuse_request, serve
 from .identity import (
     OPERATION_HEADER,
     POSITION_HEADER,
@@ -112,6 +113,7 @@ class Change(Generic[S]):
 
     session: Session[S]
     operation_id: str
+    headers: Callable[[], dict[str, str]]
     repeated: bool = False
     reply: Any = None
 
@@ -125,7 +127,7 @@ class Change(Generic[S]):
 
     def response(self, status: int = 200) -> Response:
         """The reply with the position that the session has now."""
-        return JSONResponse(self.reply, status, headers=_position_headers(self.session))
+        return JSONResponse(self.reply, status, headers=self.headers())
 
 
 @frozen
@@ -183,9 +185,9 @@ class Resources(Server, Generic[S]):
 
         `reply` is the JSON body (an empty object by default). A stateless server makes no session.
         """
-        request = _request(scope)
-        headers = {VERIFY_HEADER: self.verify_policy.value}
-        if self.mode.wire == "restart_only":
+        request = self._request(scope)
+        headers = {VERIFY_HEADER: self.verify_policy.value} if self.settings.enabled else {}
+        if self.settings.enabled and self.mode.wire == "restart_only":
             headers[RESTART_HEADER] = "1"
         body = {} if reply is None else reply
         if self.mode is Mode.STATELESS:
@@ -193,7 +195,7 @@ class Resources(Server, Generic[S]):
         self._prove(state)
         session = self._seeded(request, state)
         cookie = self.cookies.write(session.session_id)
-        return JSONResponse(body, headers=headers | _position_headers(session) | {"set-cookie": cookie})
+        return JSONResponse(body, headers=headers | self._position(session) | {"set-cookie": cookie})
 
     @asynccontextmanager
     async def mutate(self, scope: Scope) -> AsyncIterator[Change[S]]:
@@ -202,12 +204,12 @@ class Resources(Server, Generic[S]):
         Raises Refused `session_lost` for a session that this server does not know, `execution_identity_mismatch` when
         cookie and prefix name different ones.
         """
-        request = _request(scope)
+        request = self._request(scope)
         session = self._find(request)
         operation_id = _operation(request) or self.seams.entropy.token_hex(16)
         async with session.lock:
             self._use(session)
-            change = Change(session, operation_id)
+            change = self._change(session, operation_id)
             done = session.machine.data.applied(operation_id)
             if done is not None:
                 change.repeated, change.reply = True, parse(done.reply)
@@ -225,10 +227,10 @@ class Resources(Server, Generic[S]):
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
         """A look at the session under its lock: the position stays (I36)."""
-        session = self._find(_request(scope))
+        session = self._find(self._request(scope))
         async with session.lock:
             self._use(session)
-            yield Change(session, "")
+            yield self._change(session, "")
 
     @asynccontextmanager
     async def verify(self, scope: Scope) -> AsyncIterator[Change[S]]:
@@ -237,11 +239,11 @@ class Resources(Server, Generic[S]):
         With Verify.WAIT the session ends if the block ends, and is kept if it raises; a verification sent again gets
         the recorded reply. With Verify.REPLAY the session stays until it is closed, since a restore verifies again.
         """
-        request = _request(scope)
+        request = self._request(scope)
         session = self._find(request)
         operation_id = _operation(request) or ""
         async with session.lock:
-            change = Change(session, operation_id)
+            change = self._change(session, operation_id)
             if session.verified is not None and operation_id == session.verified.operation_id:
                 change.repeated, change.reply = True, parse(session.verified.reply)
                 yield change
@@ -261,8 +263,7 @@ class Resources(Server, Generic[S]):
 
     async def close(self, scope: Scope) -> Response:
         """The session is gone; so is one that was not there."""
-        request = _request(scope)
-        session_id = None if request is None else self._named(request)
+        session_id = self._named(self._request(scope))
         session = None if session_id is None else self._sessions.get(session_id)
         if session is not None:
             async with session.lock:
@@ -291,8 +292,8 @@ class Resources(Server, Generic[S]):
             ) from error
         self._proved = True
 
-    def _seeded(self, request: Incoming | None, state: S) -> Session[S]:
-        episode = None if request is None else request.episode
+    def _seeded(self, request: Incoming, state: S) -> Session[S]:
+        episode = request.episode
         event = Seeded(self.seams.entropy.token_hex(16), _operation(request) or "")
         known = None if episode is None else self._sessions.get(self._by_episode.get(episode, ""))
         if known is not None:
@@ -329,12 +330,33 @@ class Resources(Server, Generic[S]):
             raise refuse_request("session_lost", "the session of that cookie is not the rollout's session here")
         return by_cookie or by_prefix
 
-    def _find(self, request: Incoming | None) -> Session[S]:
-        session_id = None if request is None else self._named(request)
+    def _request(self, scope: Scope) -> Incoming:
+        """The request as the shell read it; with checkpointing off one that names its session by cookie only."""
+        found: Incoming | None = scope.get(REQUEST_KEY)
+        if found is not None:
+            return found
+        return Incoming(scope["method"], scope["path"], headers_of(scope), b"", None, None, scope, _no_body)
+
+    def _find(self, request: Incoming) -> Session[S]:
+        session_id = self._named(request)
         session = None if session_id is None else self._sessions.get(session_id)
         if session is None:
             raise refuse_request("session_lost", "this server does not know that session")  # S60: never made again
         return session
+
+    def _change(self, session: Session[S], operation_id: str) -> Change[S]:
+        return Change(session, operation_id, partial(self._position, session))
+
+    def _position(self, session: Session[S]) -> dict[str, str]:
+        """The headers that say where a session stands; none with checkpointing off (I76)."""
+        if not self.settings.enabled:
+            return {}
+        position = session.position
+        return {
+            REVISION_HEADER: str(position.revision),
+            POSITION_HEADER: position.header,
+            SESSION_HEADER: session.session_id,
+        }
 
     def _use(self, session: Session[S]) -> None:
         """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
@@ -488,23 +510,13 @@ class Resources(Server, Generic[S]):
         self._retired = {sid: episode for sid, episode in self._retired.items() if episode.rollout_id not in gone}
 
 
-def _request(scope: Scope) -> Incoming | None:
-    """The request as the shell read it; None when checkpointing is off."""
-    found: Incoming | None = scope.get(REQUEST_KEY)
-    return found
+def _operation(request: Incoming) -> str | None:
+    return request.headers.get(OPERATION_HEADER)
 
 
-def _operation(request: Incoming | None) -> str | None:
-    return None if request is None else request.headers.get(OPERATION_HEADER)
-
-
-def _position_headers(session: Session[Any]) -> dict[str, str]:
-    position = session.position
-    return {
-        REVISION_HEADER: str(position.revision),
-        POSITION_HEADER: position.header,
-        SESSION_HEADER: session.session_id,
-    }
+async def _no_body() -> Message:
+    """With checkpointing off the application reads its own body."""
+    return {"type": "http.disconnect"}
 
 
 def _operation_record(value: Any) -> Operation:

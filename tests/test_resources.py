@@ -23,6 +23,7 @@ from participants.identity import (
 )
 from participants.positions import Position, next_history
 from participants.resources import Mode, Resources, Verify
+from participants.settings import Settings
 from statecore import DefinitionError
 from tests.served_kinds import ROOT, Fleet, run, settle
 from tests.small_job import Counter, counter_resources
@@ -261,13 +262,7 @@ def test_restart_only_serves_on_and_reports_its_rollouts() -> None:
 def test_export_restore_without_a_codec_is_refused_when_the_server_is_made() -> None:
     """A mode that cannot be kept is a definition error that names the mend."""
     with pytest.raises(DefinitionError, match="codec="):
-        Resources("tools", settings_off(), mode=Mode.EXPORT_RESTORE)
-
-
-def settings_off() -> Any:
-    from participants.settings import Settings
-
-    return Settings()
+        Resources("tools", Settings(), mode=Mode.EXPORT_RESTORE)
 
 
 def test_a_successful_verification_ends_the_session_and_answers_a_repeat() -> None:
@@ -281,5 +276,20 @@ def test_a_successful_verification_ends_the_session_and_answers_a_repeat() -> No
         assert [verdict.json() for verdict in verdicts] == [{"reward": 3}] * 2
         late = await fleet.post("tools", f"{R1}/increment", {"by": 1})
         assert late.json()["error"]["code"] == "session_lost"
+
+    run(test)
+
+
+def test_off_serves_sessions_by_cookie_and_adds_no_header() -> None:
+    """With checkpointing off the same application works, and no header of ours is on its replies. Covers: I76."""
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.start("tools", counter_resources(Settings(), fleet.seams("tools")))
+        seeded = await fleet.post("tools", "/seed_session")
+        cookie = seeded.headers["set-cookie"].split(";")[0]
+        assert set(seeded.headers) == {"content-length", "content-type", "set-cookie"}
+        reply = await fleet.post("tools", "/increment", {"by": 2}, headers={"cookie": cookie})
+        assert (reply.json(), set(reply.headers)) == ({"value": 2}, {"content-length", "content-type"})
+        assert (await fleet.post("tools", "/verify", headers={"cookie": cookie})).json() == {"reward": 2}
 
     run(test)
