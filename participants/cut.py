@@ -52,7 +52,7 @@ class Cut:
         return tuple(sorted(self.scope))
 
     def note_parts(self, parts: Iterable[Part]) -> None:
-        """The records in scope, of all servers. WireError(s) for one that is not of its kind's form."""
+        """The records in scope, of all servers. Synchronous and long for many records. WireError(s) for a bad one."""
         self.pieces = {episode: each for episode, each in gather(parts).items() if episode in self.scope}
 
     def is_on_its_way(self, rollout: Rollout) -> bool:
@@ -64,7 +64,7 @@ class Cut:
         return rollout.episode in self.scope and not self.pieces.get(rollout.episode, NO_PIECES).owners
 
     def note_agreements(self, ledger: Ledger, stateless: Set[str]) -> tuple[str, ...]:
-        """Which parts agree is settled; returns the rollouts that stand at a boundary in a written part."""
+        """Which parts agree is settled; returns the rollouts that stand at a boundary in a written part. As long."""
         standing = []
         for rollout in ledger.candidates():
             pieces = self.pieces.get(rollout.episode, NO_PIECES)

@@ -81,6 +81,11 @@ class Rollout:
         return self.entry.state is not Entry.LIVE
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether servers may hold something of it that a checkpoint has to save."""
+        return (self.sent or self.restored) and not self.has_result
+
+    @property
     def result(self) -> Result | None:
         """Its result as the framework gets it, None while there is none."""
         if self.receipt is None:
@@ -146,11 +151,11 @@ class Ledger:
 
     def candidates(self) -> tuple[Rollout, ...]:
         """Every execution that was dispatched or restored and has no result (section 6.3)."""
-        return tuple(each for each in self.rollouts.values() if (each.sent or each.restored) and not each.has_result)
+        return tuple(each for each in self.rollouts.values() if each.may_be_cut)
 
     def parked(self, rollout_ids: Iterable[str]) -> Ledger:
-        """These stand at a boundary, in a written part."""
-        return self._with(rollout_ids, _written)
+        """Those of these that run, or wait to be continued, stand at a boundary in a written part."""
+        return self._with([each for each in rollout_ids if self.rollouts[each].may_be_cut], _written)
 
     def released(self) -> Ledger:
         """Their servers are open again."""

@@ -32,6 +32,7 @@ from .trainer import HasPolicyVersion
 
 COMMITTED: Final = "committed"
 PREPARED: Final = "prepared"
+PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
 STRANGERS_TOLD: Final = 5
 
@@ -98,8 +99,10 @@ class Phases:
             blockers: list[Blocker] = []
             for member in stage:
                 reply = replies[member.name]
-                if reply.get("phase") != PREPARED:
+                if reply.get("phase") == PREPARING:
                     blockers += read_blockers(member.name, _report(reply))
+                elif reply.get("phase") != PREPARED:  # S7: the checkpoint ended there while it waited
+                    raise StageFailed(f"{member.name}: its prepare ended in phase {reply.get('phase')!r}")
                 self.cut.note_report(member.name, _report(reply))
             if blockers:
                 raise StageFailed(f"{role} servers were not ready in time", tuple(blockers))
@@ -132,28 +135,30 @@ class Phases:
 
     async def settle(self) -> None:
         """It is known which parts agree; results that were on their way have arrived, or will be *fresh*."""
-        parts = [await self._read(member) for member in self.life.deployment.members]
-        try:
-            self.cut.note_parts(parts)
-        except StatecoreError as error:
-            raise StageFailed(f"a record cannot be read: {error}") from error
+        await self.life.disk(self._read_parts)
         now = trio.current_time()
         with trio.move_on_at(now + (self.deadline - now) * self.life.settings.settle_share):
             while any(self.cut.is_on_its_way(rollout) for rollout in self.life.ledger.candidates()):
                 await self.life.change()
         stateless = {member.instance for member in self.life.deployment.members if member.mode == STATELESS}
-        self.life.note(self.life.ledger.parked(self.cut.note_agreements(self.life.ledger, stateless)))
+        standing = await self.life.disk(partial(self.cut.note_agreements, self.life.ledger, stateless))
+        self.life.note(self.life.ledger.parked(standing))
 
-    async def _read(self, member: Member) -> Any:
+    def _read_parts(self) -> None:
+        """Synchronous, maybe in a thread: every part as its server wrote it, seen from here."""
         assert self.draft is not None
-        read = partial(
-            read_part, self.life.seams.disk, self.draft.directory,
-            kind=member.kind, instance=member.instance, scope=self.cut.scope, foreign=True,
-        )  # fmt: skip
-        try:
-            return await self.life.disk(read)
-        except StatecoreError as error:
-            raise StageFailed(f"{member.name}: its part cannot be read here: {error}") from error
+        parts = []
+        for member in self.life.deployment.members:
+            try:
+                parts.append(
+                    read_part(
+                        self.life.seams.disk, self.draft.directory,
+                        kind=member.kind, instance=member.instance, scope=self.cut.scope, foreign=True,
+                    )
+                )  # fmt: skip
+            except StatecoreError as error:
+                raise StageFailed(f"{member.name}: its part cannot be read here: {error}") from error
+        self.cut.note_parts(parts)
 
     # --- the framework's half
 
