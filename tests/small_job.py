@@ -5,6 +5,7 @@ The policy is a pure function of the conversation, so that an undisturbed run an
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,22 @@ def answer(_path: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": str(said + 1)}}], "usage": {"total_tokens": said}}
 
 
-def counter_resources(config: Settings, with_seams: Seams, transport: Any = None, **options: Any) -> ASGIApp:
-    """A resources server whose sessions count; `/verify` rewards the count."""
+def counter_resources(
+    config: Settings,
+    with_seams: Seams,
+    transport: Any = None,
+    *,
+    kind: Callable[..., Resources[Counter]] = Resources,
+    name: str = "tools",
+    before: Callable[[], Awaitable[None]] | None = None,
+    **options: Any,
+) -> ASGIApp:
+    """A resources server whose sessions count; `/verify` rewards the count.
+
+    `before` is awaited inside each increment; `kind` is the server's class.
+    """
     options = {"mode": Mode.EXPORT_RESTORE, "codec": attrs_codec(Counter), "verify": Verify.WAIT} | options
-    counter: Resources[Counter] = Resources("tools", config, seams=with_seams, transport=transport, **options)
+    counter = kind(name, config, seams=with_seams, transport=transport, **options)
 
     async def seed(request: Request) -> Response:
         return await counter.seed(request.scope, Counter(0))
@@ -67,6 +80,8 @@ def counter_resources(config: Settings, with_seams: Seams, transport: Any = None
         by = (await request.json())["by"]
         async with counter.mutate(request.scope) as change:
             if not change.repeated:
+                if before is not None:
+                    await before()
                 change.state = Counter(change.state.value + by)
                 change.reply = {"value": change.state.value}
         return change.response()
@@ -94,12 +109,20 @@ async def turn(chat: Chat, model: Peer, tools: Peer) -> Chat:
     return Chat([*chat.messages, message, result], chat.turns + 1)
 
 
-def counting_agent(config: Settings, with_seams: Seams, transport: Any = None, *, seeds: bool = False) -> ASGIApp:
+def counting_agent(
+    config: Settings,
+    with_seams: Seams,
+    transport: Any = None,
+    *,
+    kind: type[Agent] = Agent,
+    seeds: bool = False,
+    max_steps: int | None = None,
+) -> ASGIApp:
     """An agent that takes `task["turns"]` turns; `seeds`: it opens its tool session itself (its own `/run`)."""
-    agent = Agent("simple_agent", config, seams=with_seams, transport=transport)
+    agent = kind("simple_agent", config, seams=with_seams, transport=transport)
 
     async def run(request: Request) -> Response:
-        async with agent.session(request.scope, task=await request.json()) as session:
+        async with agent.session(request.scope, task=await request.json(), max_steps=max_steps) as session:
             model, tools = session.client("policy_model"), session.client("tools")
             chat = session.restored(Chat)
             if chat is None:
@@ -110,15 +133,18 @@ def counting_agent(config: Settings, with_seams: Seams, transport: Any = None, *
                 chat = await turn(chat, model, tools)
                 if chat.turns >= session.task["turns"]:
                     return session.finish({"messages": chat.messages})
-                await session.boundary(chat)
+                if not await session.boundary(chat):
+                    return session.finish({"messages": chat.messages, "stopped": True})
 
     routes = [Route("/v1/responses", run, methods=["POST"]), Route("/run", run, methods=["POST"])]
     return agent.wrap(Starlette(routes=routes))
 
 
-def counting_environment(config: Settings, with_seams: Seams, transport: Any = None) -> ASGIApp:
+def counting_environment(
+    config: Settings, with_seams: Seams, transport: Any = None, *, kind: type[Environment] = Environment
+) -> ASGIApp:
     """An environment: seed, activate the agent, verify, reward."""
-    environment = Environment("env", config, seams=with_seams, transport=transport)
+    environment = kind("env", config, seams=with_seams, transport=transport)
 
     async def play(request: Request) -> Response:
         async with environment.episode(request.scope, task=await request.json()) as episode:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter as Tally
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import httpx
 import trio
 import trio.testing
 from attrs import define, field
 
 from participants.coordinator import Coordinator, CoordinatorSettings
+from participants.http import ASGIApp
 from participants.policy_model import PolicyModel
 from participants.records import Disposition
-from participants.settings import Seams
+from participants.settings import Seams, Settings
 from participants.testing import InMemoryLauncher, InMemoryNetwork
 from participants.trainer import Dispatch, Result
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
@@ -26,6 +28,8 @@ from tests.small_job import TOKEN, WALL, answer, counter_resources, counting_age
 
 ROOT = Path("/job")
 NAMES = ("policy_model", "tools", "simple_agent", "env")
+
+Maker = Callable[[Settings, Seams, httpx.AsyncBaseTransport], ASGIApp]
 
 
 @define(eq=False)
@@ -81,9 +85,14 @@ class PlainTrainer:
 
 @define(eq=False)
 class WholeJob:
-    """One disk and one network over all lives; `life` makes a coordinator and what it needs."""
+    """One disk and one network over all lives; `coordinator` makes a new one and what it needs.
+
+    `makers` are servers made otherwise, or more of them, by name; `trainer_kind` is the class of each life's trainer.
+    """
 
     network: InMemoryNetwork
+    makers: dict[str, Maker] = field(factory=dict)
+    trainer_kind: type[PlainTrainer] = PlainTrainer
     disk: MemoryDisk = field(factory=MemoryDisk)
     turnstile: Turnstile = field(factory=Turnstile)
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
@@ -97,8 +106,9 @@ class WholeJob:
     def coordinator(self, **changes: Any) -> Coordinator:
         """A new life: nothing of an older one but the files."""
         self.lives += 1
-        self.trainer = PlainTrainer(self.disk)
-        self.launcher = InMemoryLauncher(self.network, {name: self._factory(name) for name in NAMES})
+        self.trainer = self.trainer_kind(self.disk)
+        names = (*NAMES, *(name for name in self.makers if name not in NAMES))
+        self.launcher = InMemoryLauncher(self.network, {name: self._factory(name) for name in names})
         options: dict[str, Any] = {
             "token": TOKEN,
             "settings": CoordinatorSettings(),
@@ -114,6 +124,8 @@ class WholeJob:
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)
             seams, transport = self._seams(name), self.network.transport(name)
+            if name in self.makers:
+                return self.makers[name](config, seams, transport)
             if name == "policy_model":
                 return PolicyModel(name, config, self.turnstile.generate, seams=seams, transport=transport).app()
             kinds = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
