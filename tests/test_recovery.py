@@ -359,8 +359,13 @@ def test_s46_same_number_other_history() -> None:
 
 
 def test_s55_image_newer_than_its_boundary() -> None:
-    """A session that is one late mutation ahead of the boundary does not agree. Covers: I35, I82."""
-    assert not agreed(*parts(resources=[resources_record(advance(ONE, "late"))])).agrees
+    """A session that is one late mutation ahead of the boundary does not agree. Covers: I35, I82.
+
+    A boundary that names no positions, as the fault has it, cannot tell.
+    """
+    newer = [resources_record(advance(ONE, "late"))]
+    assert agreed(*parts(agents=[agent_record(a_boundary(parts=None))], resources=newer)).agrees
+    assert not agreed(*parts(resources=newer)).agrees
 
 
 def test_a_weak_position_is_accepted_and_counted() -> None:

@@ -1,0 +1,155 @@
+"""Scenarios that went wrong elsewhere: first the fault, put into a double, then its absence here."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from participants.coordinator import Aborted, Overtaken, Published
+from participants.deployment import DiscoveryFailed
+from participants.records import Disposition
+from participants.store import Store
+from participants.testing import Fault
+from tests.coordinator_world import World, a_world, dispatches, running
+from tests.small_fleet import FakeServer, Reply
+
+
+@pytest.mark.trio
+async def test_s01_a_judge_taken_for_a_policy(autojump_clock: MockClock) -> None:
+    """S1. The double inherits the policy role: the judge is closed with everybody else, and a verifier's call with it.
+
+    Here an auxiliary server is never paused, and a server that does not say what it is refuses the start. Covers: I73.
+    """
+    phases: list[str] = []
+    for role in ("policy", "auxiliary"):
+        async with a_world() as world:
+            world.script("policy", "capabilities", lambda *_, role=role: {"instance_role": role})
+            trainer = world.trainer()
+
+            async def look(world: World = world) -> None:
+                phases.append(world.deployments.fleet.servers["policy"].phase)
+
+            trainer.on_save = look
+            async with world.coordinator(trainer) as job:
+                await job.recover()
+                assert (await job.checkpoint(5)).published
+    assert phases == ["committed", "idle"]
+    async with a_world() as world:
+        world.script("policy", "capabilities", lambda *_: {"instance_role": None})
+        with pytest.raises(DiscoveryFailed, match="policy: its capabilities have no instance_role"):
+            async with world.coordinator(world.trainer()) as job:
+                await job.recover()
+
+
+@pytest.mark.trio
+async def test_s02_results_that_wait_for_their_group(autojump_clock: MockClock) -> None:
+    """S2. The double counts a retained result as a blocker, so a finished sibling blocks every checkpoint.
+
+    Here what is retained is state like any other: the checkpoint holds the result and then it is released. Covers: I69.
+    """
+
+    def blocks(server: FakeServer, body: Reply) -> Reply:
+        server.phase, server.checkpoint_id = "preparing", body["checkpoint_id"]
+        retained = [each.episode.key for each in server.fleet.retained()]
+        return {"phase": "preparing", "report": {"ready": False, "blockers": retained}}
+
+    async with a_world() as world:
+        new = [*dispatches({"g1": 1, "g2": 30})]
+        async with running(world.coordinator(world.trainer()), new) as (job, _):
+            await trio.sleep(2.5)
+            world.script("env", "prepare", blocks)
+            outcome = await job.checkpoint(5)
+            assert isinstance(outcome, Aborted)
+            assert [each.reason for each in outcome.blockers] == ["g1"]
+            world.script("env", "prepare", None)
+            outcome = await job.checkpoint(5)
+            assert isinstance(outcome, Published), outcome.story()
+            assert (outcome.counts[Disposition.COMPLETED], outcome.counts[Disposition.CONTINUE]) == (1, 1)
+            assert world.history.released == ["g1"]
+
+
+@pytest.mark.trio
+async def test_s10_invisible_blockers(autojump_clock: MockClock) -> None:
+    """S10. The double times out and says that something is not ready; here who, where, why and for how long.
+
+    A peer's plain strings are shown as they are and never parsed.
+    """
+
+    def silent(server: FakeServer, body: Reply) -> Reply:
+        server.phase, server.checkpoint_id = "preparing", body["checkpoint_id"]
+        return {"phase": "preparing", "report": {"ready": False, "blockers": ["", "env-workers-unreported:1"]}}
+
+    stories = []
+    async with (
+        a_world() as world,
+        running(world.coordinator(world.trainer()), dispatches({"slow": 1}, turn_s=90.0)) as (job, _),
+    ):
+        await trio.sleep(1)
+        for script in (silent, None):
+            world.script("env", "prepare", script)
+            outcome = await job.checkpoint(5)
+            assert isinstance(outcome, Aborted)
+            stories.append([str(each) for each in outcome.blockers])
+    assert stories == [
+        [
+            "a call without a rollout at env: a call without a rollout",
+            "a call without a rollout at env: env-workers-unreported:1",
+        ],
+        ["slow attempt 0 at env: running a turn for 1.5 s"],
+    ]
+
+
+@pytest.mark.trio
+async def test_s37_the_accepted_run_that_left_no_trace(autojump_clock: MockClock) -> None:
+    """S37. The double knows what the servers' records show: a rollout before its first record is dropped silently.
+
+    Here the dispatch is recorded before the first request leaves; after the crash the rollout is fresh, not gone.
+    """
+    async with a_world() as world:
+        with trio.CancelScope() as scope:
+            world.network.faults = lambda call: Fault(silent=True) if call.path == "/run" else None
+            async with world.coordinator(world.trainer()) as job, trio.open_nursery() as nursery:
+                recovered = await job.recover()
+                nursery.start_soon(job.run_batch, recovered.runnable(dispatches({"p1": 2})))
+                await trio.sleep(1)
+                assert (await job.checkpoint(10)).published
+                scope.cancel()
+        world.deployments.kill()
+        world.network.faults = None
+        checkpoint = world.store().read(world.store().published()[-1])
+        recorded: set[Any] = {
+            record["episode_id"]["rollout_id"] for part in checkpoint.parts for record in part.records
+        }
+        assert recorded == set(), "all that the double would know of"
+        trainer = world.trainer()
+        async with world.coordinator(trainer) as job:
+            recovered = await job.recover()
+            assert recovered.count(Disposition.FRESH) == 1
+            await job.run_batch(recovered.runnable())
+        assert trainer.ids == ["p1"]
+
+
+@pytest.mark.trio
+async def test_s62_acknowledged_and_then_overtaken(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S62. The double acknowledges before it looks: a result is released that the successor's base does not hold.
+
+    The successor's base was chosen before the publication, so only its claim can tell. Covers: I98.
+    """
+    released: dict[str, list[str]] = {}
+    for looks in (True, False):
+        async with a_world() as world:
+            coordinator = world.coordinator(world.trainer())
+            try:
+                async with coordinator as job:
+                    recovered = await job.recover()
+                    await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
+                    successor = world.store()
+                    successor.record_base(successor.claim(), None)
+                    if not looks:
+                        monkeypatch.setattr(Store, "overtaken_by", lambda *_: ())
+                    await job.checkpoint(10)
+            except Overtaken:
+                assert looks
+            released["looks" if looks else "does not look"] = world.history.released
+    assert released == {"does not look": ["p1"], "looks": []}
