@@ -68,9 +68,9 @@ class Coordinator:
         transport: Callable[[], httpx.AsyncBaseTransport] | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self.root = Path(root)
         self.settings = settings or CoordinatorSettings()
         self.seams = seams or Seams()
+        self.root = self.seams.disk.resolve(root)  # servers get paths below it: absolute, and no link on the way
         self._launcher = launcher
         self._trainer = trainer
         self._token = token or Settings.from_env().control_auth_token
@@ -159,6 +159,9 @@ class Coordinator:
                     [f"a fresh start, and the trainer has consumed {len(consumed)} results already"]
                 )
             return RestorePlan()
+        gone = sorted({row.target for row in checkpoint.registry} - set(life.deployment.urls))
+        if gone:
+            raise CheckpointRejected([f"rollouts of it go to {', '.join(gone)}, which the launcher did not start"])
         await self._trainer.load(checkpoint.framework)
         return plan_restore(
             Found(

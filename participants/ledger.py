@@ -17,6 +17,7 @@ from attrs import evolve, field, frozen
 
 from statecore import Snapshot
 from statecore.errors import StatecoreError
+from statecore.wire import exact
 
 from .attempt import (
     ATTEMPT,
@@ -118,7 +119,7 @@ class Ledger:
         """All of `dispatches` are known; returns the executions of those that were not known before.
 
         A known id with the same task is left out: a cursor that rolled back hands it out again (S40). Raises
-        KnownRollout for a known id with another task, and for an id that comes twice.
+        KnownRollout for a known id with another task, and for an id that comes twice; WireError for what is no JSON.
         """
         new: dict[str, Rollout] = {}
         seen: set[str] = set()
@@ -127,6 +128,7 @@ class Ledger:
             if rollout_id in seen:
                 raise KnownRollout(rollout_id, "comes twice in one batch")
             seen.add(rollout_id)
+            exact(dispatch.data_position)
             rollout = Rollout(dispatch=dispatch, digest=task_digest(dispatch.task))
             known = self.rollouts.get(rollout_id)
             if known is None:

@@ -331,6 +331,17 @@ async def test_another_set_of_participants_is_refused(autojump_clock: MockClock)
 
 
 @pytest.mark.trio
+async def test_a_target_that_is_not_there_is_refused(autojump_clock: MockClock) -> None:
+    """A rollout could go nowhere: told by name before anything is restored."""
+    async with a_world() as world:
+        await a_first_life(world, [Dispatch("p1", {"turns": 9}, "policy")], after_s=0.1)
+        world.deployments.names = ("env", "agent", "tools")
+        with pytest.raises(CheckpointRejected, match="go to policy, which the launcher did not start"):
+            async with world.coordinator(world.trainer()) as job:
+                await job.recover()
+
+
+@pytest.mark.trio
 async def test_s44_s62_an_overtaken_coordinator_stops(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

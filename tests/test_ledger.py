@@ -16,6 +16,7 @@ from participants.records import Disposition, LedgerStatus, Receipt, RegistryRow
 from participants.recovery import Verdict
 from participants.trainer import Dispatch, Result
 from statecore import Refused
+from statecore.errors import WireError
 
 
 def a_dispatch(rollout_id: str = "p1", task: Any = "task", **more: Any) -> Dispatch:
@@ -72,6 +73,13 @@ def test_a_reused_rollout_id_is_refused(batch: list[Dispatch], problem: str) -> 
     with pytest.raises(KnownRollout, match=problem):
         ledger.registered([a_dispatch("p3"), *batch])
     assert "p3" not in ledger
+
+
+@pytest.mark.parametrize("dispatch", [a_dispatch(task=float("nan")), a_dispatch(data_position=(1, 2))])
+def test_what_is_no_json_is_refused(dispatch: Dispatch) -> None:
+    """A task or data position that would not read back equal is refused before it is in any checkpoint. Covers: I49."""
+    with pytest.raises(WireError):
+        Ledger().registered([dispatch])
 
 
 @pytest.mark.parametrize("rollout_id", ["", "a/b", "p1-a3", "-x", "x" * 129])
