@@ -33,7 +33,6 @@ from .attempt import AttemptState
 from .cookies import SessionCookies
 from .executions import Capture, Execution, Executions, ParticipantLost, never
 from .http import (
-    REQUEST_KEY,
     Answer,
     ASGIApp,
     Incoming,
@@ -142,7 +141,7 @@ class Agent(Server):
         `max_steps` is the step budget in turns, those before a restore included.
         """
         live: LiveSession | None = scope.get(SESSION_KEY)
-        if isinstance(task, dict) and scope.get(REQUEST_KEY) is not None and "task" in task:
+        if isinstance(task, dict) and "task" in task and str(scope.get("path", "")).endswith(RUN_PATH):
             task = task["task"]
         state: Any = None
         replayed = False

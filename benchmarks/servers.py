@@ -1,0 +1,117 @@
+"""The servers that are measured: a policy that answers at once or stops at a turn, a tool with 2 kB of state, an agent.
+
+The same applications run with checkpointing on and off (`STATECORE_ENABLED`); off is the bare HTTP loop.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import anyio
+from attrs import field, frozen
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from participants.agent import Agent
+from participants.codecs import attrs_codec
+from participants.environment import Environment
+from participants.http import ASGIApp
+from participants.policy_model import PolicyModel
+from participants.resources import Mode, Resources
+from participants.settings import Settings
+
+SESSION_BYTES = 2000
+TRANSCRIPT_BYTES = 1000
+STOP_AT = int(os.environ.get("BENCH_STOP_AT", "0"))
+"""The policy never answers this turn (counted from 1); 0: it answers all."""
+
+
+@frozen
+class Session:
+    """A session of which a small part changes with each call."""
+
+    value: int = 0
+    ballast: str = "s" * SESSION_BYTES
+
+
+@frozen
+class Chat:
+    """A conversation of the length that a turn is measured with."""
+
+    messages: list[dict[str, Any]] = field(factory=lambda: [{"role": "user", "content": "q" * TRANSCRIPT_BYTES}])
+    turns: int = 0
+
+
+async def answer(_path: str, body: dict[str, Any]) -> dict[str, Any]:
+    if STOP_AT and int(body["turn"]) >= STOP_AT:
+        await anyio.sleep(3600)
+    return {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
+
+
+def policy_model() -> ASGIApp:
+    return PolicyModel("policy_model", Settings.from_env(), answer).app()
+
+
+def tools() -> ASGIApp:
+    sessions: Resources[Session] = Resources(
+        "tools", Settings.from_env(), codec=attrs_codec(Session), mode=Mode.EXPORT_RESTORE
+    )
+
+    async def seed(request: Request) -> Response:
+        return await sessions.seed(request.scope, Session())
+
+    async def increment(request: Request) -> Response:
+        by = (await request.json())["by"]
+        async with sessions.mutate(request.scope) as change:
+            if not change.repeated:
+                change.state = Session(change.state.value + by)
+                change.reply = {"value": change.state.value}
+        return change.response()
+
+    async def verify(request: Request) -> Response:
+        async with sessions.verify(request.scope) as check:
+            check.reply = {"reward": check.state.value}
+        return check.response()
+
+    async def close(request: Request) -> Response:
+        return await sessions.close(request.scope)
+
+    handlers = {"/seed_session": seed, "/increment": increment, "/verify": verify, "/close_session": close}
+    return sessions.wrap(Starlette(routes=[Route(path, each, methods=["POST"]) for path, each in handlers.items()]))
+
+
+def agent() -> ASGIApp:
+    loops = Agent("agent", Settings.from_env())
+
+    async def run(request: Request) -> Response:
+        async with loops.session(request.scope, task=await request.json()) as session:
+            task = session.task
+            model, tool = session.client("policy_model"), session.client("tools")
+            if task.get("seed"):
+                await tool.post("/seed_session")
+            chat = session.restored(Chat) or Chat()
+            while chat.turns < task["turns"]:
+                await model.post("/v1/chat/completions", {"messages": chat.messages, "turn": chat.turns + 1})
+                await tool.post("/increment", {"by": 1})
+                chat = Chat(chat.messages, chat.turns + 1)
+                await session.boundary(chat)
+            return session.finish({"turns": chat.turns})
+
+    paths = ("/run", "/v1/responses")
+    return loops.wrap(Starlette(routes=[Route(path, run, methods=["POST"]) for path in paths]))
+
+
+def env() -> ASGIApp:
+    episodes = Environment("env", Settings.from_env())
+
+    async def play(request: Request) -> Response:
+        async with episodes.episode(request.scope, task=await request.json()) as episode:
+            tool = await episode.seed("tools")
+            await episode.activate("agent", episode.task)
+            verdict = await episode.wait("verify", tool.verify({}))
+            return episode.finish({"reward": verdict["reward"]})
+
+    return episodes.wrap(Starlette(routes=[Route("/run", play, methods=["POST"])]))
