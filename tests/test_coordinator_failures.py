@@ -10,8 +10,10 @@ import trio
 from attrs import define
 from trio.testing import MockClock
 
-from participants.coordinator import Aborted, Coordinator, Published
+from participants.coordinator import Aborted, Coordinator, Overtaken, Published
+from participants.draft import Draft
 from participants.records import Disposition
+from participants.store import Publication, PublicationInDoubt, Store, StoreError
 from participants.testing import Fault, once
 from participants.trainer import Result
 from tests.coordinator_world import (
@@ -329,3 +331,80 @@ async def test_nobody_takes_part(autojump_clock: MockClock) -> None:
         outcome = await job.checkpoint(5)
         assert isinstance(outcome, Aborted)
         assert "nobody_committed" in outcome.reason
+
+
+@pytest.mark.trio
+async def test_a_publication_in_doubt_releases_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename was made and may not last: aborted, with nothing acknowledged on it. Covers: I67."""
+    publish = Store.publish
+
+    def doubtful(store: Store, draft: Draft) -> Publication:
+        publish(store, draft)
+        raise PublicationInDoubt("the root could not be synced")
+
+    async with a_world() as world:
+        trainer = world.trainer()
+        async with world.coordinator(trainer) as job:
+            recovered = await job.recover()
+            await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
+            monkeypatch.setattr(Store, "publish", doubtful)
+            outcome = await job.checkpoint(10)
+            assert isinstance(outcome, Aborted)
+            assert "it cannot be published" in outcome.reason
+            assert world.history.released == []
+            monkeypatch.setattr(Store, "publish", publish)
+            assert (await job.checkpoint(10)).published
+            assert world.history.released == ["p1"]
+
+
+@pytest.mark.trio
+async def test_claims_that_cannot_be_read_stop_the_coordinator(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been overtaken: after a bounded number of tries it stops, with nothing acknowledged. Covers: I98."""
+    tries: list[int] = []
+
+    def unreadable(_store: Store, epoch: int) -> tuple[int, ...]:
+        tries.append(epoch)
+        raise StoreError("input/output error")
+
+    async with a_world() as world, world.coordinator(world.trainer()) as job:
+        recovered = await job.recover()
+        await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
+        monkeypatch.setattr(Store, "overtaken_by", unreadable)
+        with pytest.raises(Overtaken):
+            await job.checkpoint(10)
+        assert len(tries) == 5
+        assert world.history.released == []
+
+
+@pytest.mark.trio
+async def test_an_error_that_nobody_foresaw_aborts_and_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug before publication ends this checkpoint, not the run; it is an error with its traceback."""
+
+    def bug(_store: Store, _draft: Draft) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with a_world() as world, world.coordinator(world.trainer()) as job:
+        await job.recover()
+        monkeypatch.setattr(Store, "validate", bug)
+        outcome = await job.checkpoint(10)
+        assert isinstance(outcome, Aborted)
+        assert (outcome.reason, outcome.broken) == ("ZeroDivisionError: a bug", True)
+        assert all(server.open for server in world.deployments.fleet.servers.values())
+    assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.trio
+async def test_s07_a_prepare_whose_checkpoint_ended_while_it_waited(autojump_clock: MockClock) -> None:
+    """It answers idle; that is no readiness, and the reason says so (S7)."""
+    async with a_world() as world, world.coordinator(world.trainer()) as job:
+        await job.recover()
+        world.script("agent", "prepare", lambda *_: {"phase": "idle", "report": {"ready": True, "blockers": []}})
+        outcome = await job.checkpoint(10)
+        assert isinstance(outcome, Aborted)
+        assert outcome.reason == "agent: its prepare ended in phase 'idle'"
