@@ -151,11 +151,15 @@ class VerifyBody:
 
 @frozen
 class Applied:
-    """One change that was applied: `action` is None for a reset, `digest` is of the exported state after it."""
+    """One change that was applied: `action` is None for a reset, `digest` is of the exported state after it.
+
+    `steps` counts those since the seed, this one included.
+    """
 
     episode: EpisodeId | None
     position: Position
     action: int | None
+    steps: int
     reward: float
     digest: str
 
@@ -257,7 +261,7 @@ class _Routes:
         """Nothing was awaited since the change, so the session stands where it left it."""
         if self.on_applied is not None:
             state = digest(self.codec.export(session.state))
-            self.on_applied(Applied(session.episode, session.position, action, reward, state))
+            self.on_applied(Applied(session.episode, session.position, action, session.state.steps, reward, state))
 
 
 def _seen(play: Play) -> dict[str, JSON]:

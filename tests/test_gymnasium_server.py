@@ -174,7 +174,7 @@ def test_each_applied_change_is_told_once() -> None:
         await ask(fleet, f"{R1}/reset")
 
     run(test)
-    assert [(each.action, each.position.revision) for each in told] == [(0, 1), (None, 2)]
+    assert [(each.action, each.position.revision, each.steps) for each in told] == [(0, 1, 1), (None, 2, 1)]
     assert all(each.episode is not None and each.episode.key == "r1" for each in told)
     assert len({each.digest for each in told}) == 2
 
