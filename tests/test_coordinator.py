@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import evolve
+from attrs import define, evolve
 from trio.testing import MockClock
 
 from participants.coordinator import Coordinator, Published
@@ -17,6 +17,7 @@ from participants.testing import Fault
 from participants.transaction import TRANSACTION
 from statecore.journal import replay
 from tests.coordinator_world import (
+    SmallTrainer,
     a_world,
     abandoned,
     dispatches,
@@ -312,3 +313,21 @@ async def test_parts_that_do_not_agree_are_fresh(autojump_clock: MockClock) -> N
         checkpoint = world.store().read(world.store().published()[-1])
         reasons = {row.rollout_id: row.reason for row in checkpoint.registry}
         assert reasons["p2"].startswith("agent stands at 2.")
+
+
+@pytest.mark.trio
+async def test_the_policy_version_is_in_the_manifest(autojump_clock: MockClock) -> None:
+    """A trainer that says which weights its state holds has it bound to the checkpoint, as a pair. Covers: I80, I89."""
+
+    @define(eq=False)
+    class Versioned(SmallTrainer):
+        @property
+        def policy_version(self) -> tuple[int, int] | None:
+            return (2, 41)
+
+    async with a_world() as world, world.coordinator(Versioned(world.disk)) as job:
+        await job.recover()
+        assert (await job.checkpoint(10)).published
+        manifest = world.store().read(world.store().published()[-1]).manifest
+        assert manifest.policy_version == (2, 41)
+        assert manifest.epoch == 1
