@@ -144,8 +144,8 @@ class Staged(Generic[S]):
 class Resources(Server, Generic[S]):
     """The sessions of one resources server.
 
-    `mode` EXPORT_RESTORE needs a `codec`, and the first seed proves it by export, import and compare (S11); a codec
-    that cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
+    `mode` EXPORT_RESTORE needs a `codec`, and the first seed and the first mutation prove it by export, import and
+    compare (S11); a codec that cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
     """
 
     kind: ClassVar[str] = "resources"
@@ -176,7 +176,7 @@ class Resources(Server, Generic[S]):
         self._by_episode: dict[EpisodeId, str] = {}
         self._retired: dict[str, EpisodeId] = {}
         self._inflight: dict[int, Blocker] = {}
-        self._proved = False
+        self._proved: set[bool] = set()
 
     # --- what an application calls
 
@@ -218,6 +218,7 @@ class Resources(Server, Generic[S]):
             undo = None if self.codec is None else self.codec.export(session.state)
             try:
                 yield change
+                self._prove(session.state, moved=True)
                 session.step(Mutated(operation_id, canonical(change.reply).decode()))
             except BaseException:
                 if self.codec is not None:
@@ -280,9 +281,11 @@ class Resources(Server, Generic[S]):
 
     # --- sessions
 
-    def _prove(self, state: S) -> None:
-        """The codec can do what the mode claims, shown once on a real state (S11)."""
-        if self._proved or self.codec is None or self.mode is not Mode.EXPORT_RESTORE:
+    def _prove(self, state: S, *, moved: bool = False) -> None:
+        """The codec can do what the mode claims (S11): shown on the first state that is seeded, and on the first one
+        that a mutation made, since what a codec forgets may not show before something has `moved`.
+        """
+        if moved in self._proved or self.codec is None or self.mode is not Mode.EXPORT_RESTORE:
             return
         try:
             check_codec(self.codec, state)
@@ -290,7 +293,7 @@ class Resources(Server, Generic[S]):
             raise refuse_request(
                 "checkpoint_error", f"mode export_restore does not hold for this state: {error}"
             ) from error
-        self._proved = True
+        self._proved.add(moved)
 
     def _seeded(self, request: Incoming, state: S) -> Session[S]:
         episode = request.episode
