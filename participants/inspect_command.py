@@ -164,8 +164,8 @@ def _newer(name: str | None, than: str) -> bool:
 def _start(view: RootView) -> str:
     if view.restored is not None:
         return f"would restore {view.restored}"
-    if any(each.standing == "candidate" for each in view.published):
-        return "finds no whole checkpoint: all that it could use are DAMAGED"
+    if view.newest is not None:
+        return f"is refused: {view.newest} is DAMAGED, and nothing older is taken in its place unless it is moved away"
     return "would begin from nothing"
 
 
@@ -176,7 +176,7 @@ def _published_row(view: RootView, each: PublishedView) -> tuple[str, ...]:
         "unknown": "unknown: the chain is broken",
     }[each.standing]
     if each.standing == "candidate" and each.problem is not None:
-        standing = "passed over"
+        standing = "refuses a start" if each.checkpoint_id == view.newest else "older, of no use"
     return (
         each.checkpoint_id,
         moment(each.created_ts),

@@ -57,7 +57,7 @@ class FileView:
 class RolloutView:
     """One rollout: what a restart does with it, why, and what is held of it.
 
-    `turns` is the highest boundary index of its agent records, None where no record of ours is there. `size_bytes` are
+    `turns` are the completed turns of its newest agent record, None where no record of ours is there. `size_bytes` are
     its records in all parts and its result in the ledger.
     """
 
@@ -117,9 +117,9 @@ class PublishedView:
 
 @frozen(kw_only=True)
 class RootView:
-    """A whole root. `restored` is the checkpoint that a start made now would restore; None is a fresh start.
+    """A whole root. `newest` is the checkpoint that a start made now would take, `restored` the same if it is whole.
 
-    `problem` is a broken chain; then nothing is said of what would be restored.
+    Both None: a fresh start. `problem` is a broken chain; then nothing is said of what would be restored.
     """
 
     directory: str
@@ -127,6 +127,7 @@ class RootView:
     published: tuple[PublishedView, ...] = ()
     partial: tuple[str, ...] = ()
     latest: str | None = None
+    newest: str | None = None
     restored: str | None = None
     problem: str | None = None
 
@@ -176,7 +177,8 @@ def view_root(disk: Disk, directory: Path, clock: Clock, entropy: Entropy) -> Ro
         _published(disk, store, each, "candidate" if each in survey.candidates else "overtaken") for each in published
     )
     whole = {view.checkpoint_id for view in views if view.problem is None}
-    restored = next((str(each) for each in survey.candidates if str(each) in whole), None)
+    newest = str(survey.candidates[0]) if survey.candidates else None
+    restored = newest if newest in whole else None  # nothing older is taken in the place of a damaged one
     claims = tuple(
         ClaimView(
             epoch=claim.epoch,
@@ -192,13 +194,14 @@ def view_root(disk: Disk, directory: Path, clock: Clock, entropy: Entropy) -> Ro
         published=views,
         partial=survey.partial,
         latest=latest,
+        newest=newest,
         restored=restored,
     )
 
 
 @frozen
 class _Held:
-    """What the readable records hold of each rollout: its highest boundary index, and bytes."""
+    """What the readable records hold of each rollout: its completed turns, and bytes."""
 
     turns: dict[str, int] = field(factory=dict)
     size_bytes: Counter[str] = field(factory=Counter)
@@ -209,7 +212,7 @@ class _Held:
             boundary = AgentBoundary.read(record.get("boundary"))
             if boundary is not None:
                 known = self.turns.get(episode.rollout_id, 0)
-                self.turns[episode.rollout_id] = max(known, boundary.boundary_index)
+                self.turns[episode.rollout_id] = max(known, boundary.steps_used)
 
 
 def _problem(check: Callable[[], object]) -> str | None:

@@ -171,13 +171,14 @@ def test_a_root_says_what_a_start_would_restore(root: Path, capsys: pytest.Captu
     }
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_aloud(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What would be restored instead is said, and the exit code is not 0. Covers: I42"""
+def test_a_damaged_newest_checkpoint_refuses_a_start(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is restored in its place, as a coordinator would do; the exit code is not 0. Covers: I42"""
     (root / "ck-000002-000001/checkpoint.json").unlink()
     code, text, value = inspected(capsys, root)
     assert code == 1
-    assert value["restored"] == "ck-000001-000002"
-    assert "passed over" in text
+    assert (value["newest"], value["restored"]) == ("ck-000002-000001", None)
+    assert "a start made now is refused: ck-000002-000001 is DAMAGED" in text
+    assert "refuses a start" in text
     assert "missing manifest" in text
 
 
@@ -201,7 +202,7 @@ def test_a_root_without_a_whole_checkpoint_says_so(tmp_path: Path, capsys: pytes
     (path / str(name) / "checkpoint.json").write_bytes(b"{")
     code, text, _ = inspected(capsys, path)
     assert code == 1
-    assert "finds no whole checkpoint" in text
+    assert "a start made now is refused" in text
 
 
 def test_a_broken_chain_is_not_guessed_at(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
