@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import json.encoder
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -18,32 +19,35 @@ from statecore import WireError
 from statecore.wire import canonical
 
 Json = Any
-Items = list[dict[str, Json]]
+Items = list[str]
+"""Items of a conversation in their normal form, each as its canonical JSON."""
 
 CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 MODEL_PATHS: Final = (CHAT, RESPONSES, MESSAGES)
 
+_quoted = json.encoder.encode_basestring
 _REASONING: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_MORE: Final = ("name", "tool_call_id", "tool_calls", "function_call")
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 _UNSAID: Final = frozenset({"id", "status", "index", "cache_control", "annotations", "logprobs"})
 
 
 class Conversation:
-    """The items of one request, hashed in one pass; `digest` and `length` are of all of them.
+    """The items of one request, each as its canonical text, hashed in one pass; `digest` and `length` are of all.
 
     `lengths` are those at which a prefix may be asked for later (the lengths of earlier conversations).
     """
 
     __slots__ = ("_open", "_prefixes", "digest", "length")
 
-    def __init__(self, items: Iterable[dict[str, Json]], lengths: Collection[int] = ()) -> None:
+    def __init__(self, items: Iterable[str], lengths: Collection[int] = ()) -> None:
         hasher = hashlib.sha256(b"[")
         length = 0
         self._prefixes = {}
         for length, item in enumerate(items, 1):
-            hasher.update(b"," + canonical(item) if length > 1 else canonical(item))
+            hasher.update((item if length == 1 else "," + item).encode())
             if length in lengths:
                 self._prefixes[length] = hasher.copy()
         self.length = length
@@ -57,8 +61,8 @@ class Conversation:
     def continued(self, reply: Items) -> str:
         """The digest of this conversation with the reply's items behind it."""
         hasher = self._open.copy()
-        for number, item in enumerate(reply, self.length):
-            hasher.update(b"," + canonical(item) if number else canonical(item))
+        text = ",".join(reply)
+        hasher.update(("," + text if self.length and text else text).encode())
         return _closed(hasher)
 
 
@@ -98,10 +102,10 @@ def _request_items(path: str, body: Json) -> Items:
         return [_message(each) for each in _list(body["messages"])]
     if path.endswith(MESSAGES):
         system = _content(body.get("system"))
-        return [*([{"system": system}] if system else []), *(_message(each) for each in _list(body["messages"]))]
-    head = [{name: body[name]} for name in ("previous_response_id", "instructions") if body.get(name)]
+        return [*([_text({"system": system})] if system else []), *(_message(each) for each in _list(body["messages"]))]
+    head = [_text({name: body[name]}) for name in ("previous_response_id", "instructions") if body.get(name)]
     given = body["input"]
-    return head + ([{"role": "user", "content": given}] if type(given) is str else _response_items(given))
+    return head + ([_message({"role": "user", "content": given})] if type(given) is str else _response_items(given))
 
 
 def _reply_items(path: str, body: Json) -> list[Items]:
@@ -117,21 +121,26 @@ def _response_items(given: Json) -> Items:
     return [_response_item(each) for each in _list(given) if each.get("type") not in _REASONING]
 
 
-def _response_item(item: Mapping[str, Json]) -> dict[str, Json]:
-    return _message(item) if item.get("type", "message") == "message" else _said(item)
+def _response_item(item: Mapping[str, Json]) -> str:
+    return _message(item) if item.get("type", "message") == "message" else _text(_said(item))
 
 
-def _message(message: Mapping[str, Json]) -> dict[str, Json]:
-    kept: dict[str, Json] = {"role": message["role"]}
-    content = _content(message.get("content"))
+def _message(message: Mapping[str, Json]) -> str:
+    role, content = message["role"], message.get("content")
+    plain = len(message) == 2 and "content" in message
+    more = {} if plain else {name: message[name] for name in _MORE if message.get(name)}
+    if not more and content and type(content) is str and type(role) is str:  # nearly all of them
+        return f'{{"content":{_quoted(content)},"role":{_quoted(role)}}}'
+    content = _content(content)
     if content:
-        kept["content"] = content
-    for name in ("name", "tool_call_id", "function_call"):
-        if message.get(name):
-            kept[name] = message[name]
-    if message.get("tool_calls"):
-        kept["tool_calls"] = [{"id": each.get("id"), **_said(each)} for each in _list(message["tool_calls"])]
-    return kept
+        more["content"] = content
+    if "tool_calls" in more:
+        more["tool_calls"] = [{"id": each.get("id"), **_said(each)} for each in _list(more["tool_calls"])]
+    return _text({"role": role} | more)
+
+
+def _text(item: Json) -> str:
+    return canonical(item).decode()
 
 
 def _content(content: Json) -> Json:

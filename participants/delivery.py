@@ -25,6 +25,7 @@ READY_WHILE_CLOSED: Final = ResponseReady(closed=True)
 RELEASED: Final = ResponseReleased()
 SENT: Final = ResponseSent()
 LEFT: Final = CallerLeft()
+FIRST: Final = RESPONSE.start()
 
 
 class Caller:
@@ -87,7 +88,7 @@ class Delivery:
         self._recorder = recorder
         self._headers = headers
         self._max_collected_bytes = max_collected_bytes
-        self._machine: Snapshot[ResponseState, None] = RESPONSE.start()
+        self._machine: Snapshot[ResponseState, None] = FIRST
         self._head: Message | None = None
         self._whole = False
         self._events = False

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 import anyio
 import httpx
-from attrs import define, evolve, field
+from attrs import define, field, frozen
 
 from statecore import DefinitionError, Snapshot, WireError
 from statecore.wire import sha256_hex
@@ -49,21 +49,47 @@ OPENED: Final = AdmissionOpened()
 COMPLETED: Final = Completed()
 FAILED: Final = Failed()
 LEFT_OUT: Final = LeftOut()
+FIRST: Final = MODEL_CALL.start()
+CALL_HEADER: Final = MODEL_CALL_HEADER.encode()
+PROCESS_HEADER: Final = INCARNATION_HEADER.encode()
+
+
+@frozen
+class Origin:
+    """What is known of a rollout's call before it generates, for its row."""
+
+    episode: EpisodeId
+    model_call_id: str
+    parent_call_id: str | None
+    request_digest: str
+    policy_version: tuple[int, int] | None
+    conversation: Conversation | None
+
+    def row(self, epoch: int | None, staging_key: str | None, failure_reason: str | None) -> ModelRow:
+        return ModelRow(
+            model_call_id=self.model_call_id,
+            capture_key=self.episode.key,
+            parent_call_id=self.parent_call_id,
+            request_digest=self.request_digest,
+            staging_key=staging_key,
+            policy_version=self.policy_version,
+            epoch=epoch,
+            failure_reason=failure_reason,
+        )
 
 
 @define(eq=False)
 class ModelCall:
-    """One admitted call: its row to be, its two machines, where it runs.
+    """One admitted call: its two machines (the other is its delivery's), where it runs, and its origin if it has one.
 
-    `admitted_at` is in wall-clock seconds, `since` in monotonic ones; `conversation` is None if its form is not known.
+    `admitted_at` is in wall-clock seconds, `since` in monotonic ones.
     """
 
     server: PolicyModel
     ticket_id: str
     request: Incoming
     activity: Activity
-    row: ModelRow | None
-    conversation: Conversation | None
+    origin: Origin | None
     admitted_at: float
     since: float
     cut: Snapshot[CallState, CallData]
@@ -76,16 +102,16 @@ class ModelCall:
 
     def ended(self, status: int, reply: bytes, streamed: bool) -> None:
         """The generation is over; its row, if it has one, is in the ledger before anything of the response leaves."""
-        if 200 <= status < 300:
-            length, digests = 0, tuple[str, ...]()
-            if self.conversation is not None:
-                length, digests = continuations(self.conversation, self.request.path, reply, streamed)
-            self.server.recorded(self, COMPLETED, length, digests)
-        else:
+        if not 200 <= status < 300:
             self.failed(f"HTTP {status}")
+            return
+        length, digests = 0, tuple[str, ...]()
+        if self.origin is not None and self.origin.conversation is not None:
+            length, digests = continuations(self.origin.conversation, self.request.path, reply, streamed)
+        self.server.recorded(self, COMPLETED, length, digests)
 
     def failed(self, reason: str) -> None:
-        """The generation has failed; its failure row is in the ledger."""
+        """The generation has failed; its failure row is in the ledger, unless the call had ended before."""
         self.server.recorded(self, FAILED, failure_reason=reason)
 
 
@@ -167,40 +193,30 @@ class PolicyModel(Server):
         activity.settle()
         self._tickets += 1
         clock, episode = self.seams.clock, request.episode
-        row, conversation = None, None
-        if episode is not None:
-            if episode.attempt:
-                self.ledger.drop(episode.rollout_id, episode.attempt - 1)
-            row, conversation = self._row(request, episode, parent)
-        call = ModelCall(
-            self, f"t{self._tickets}", request, activity, row, conversation,
-            clock.time(), clock.monotonic(), MODEL_CALL.start(),
-        )  # fmt: skip
+        origin = None if episode is None else self._origin(request, episode, parent)
+        now, since = clock.time(), clock.monotonic()
+        call = ModelCall(self, f"t{self._tickets}", request, activity, origin, now, since, FIRST)
         self._calls[call.ticket_id] = call
         return call
 
-    def _row(self, request: Incoming, episode: EpisodeId, parent: str | None) -> tuple[ModelRow, Conversation | None]:
-        """What is known of the call's row before it generates."""
+    def _origin(self, request: Incoming, episode: EpisodeId, parent: str | None) -> Origin:
+        """The call's place in the ledger; what is there of earlier attempts is over."""
+        if episode.attempt:
+            self.ledger.drop(episode.rollout_id, episode.attempt - 1)
         lineage = self.ledger.of(episode)
         lengths = () if lineage is None or parent is not None else lineage.lengths
         conversation = asked(request.path, request.value, lengths)
         if parent is None and lineage is not None and conversation is not None:
             parent = lineage.parent(conversation)
-        row = ModelRow(
-            model_call_id=f"call-{self.seams.entropy.token_hex(12)}",
-            capture_key=episode.key,
-            parent_call_id=parent,
-            request_digest=sha256_hex(request.body) if conversation is None else conversation.digest,
-            policy_version=self._policy_version,
-            epoch=self.epoch,
-        )
-        return row, conversation
+        digest = sha256_hex(request.body) if conversation is None else conversation.digest
+        call_id = f"call-{self.seams.entropy.token_hex(12)}"
+        return Origin(episode, call_id, parent, digest, self._policy_version, conversation)
 
     async def _run(self, call: ModelCall, send: Send, app: ASGIApp) -> None:
         request = call.request
-        headers = [] if call.row is None else [(MODEL_CALL_HEADER.encode(), call.row.model_call_id.encode())]
+        headers = [] if call.origin is None else [(CALL_HEADER, call.origin.model_call_id.encode())]
         if request.incarnation is not None:
-            headers.append((INCARNATION_HEADER.encode(), request.incarnation.encode()))
+            headers.append((PROCESS_HEADER, request.incarnation.encode()))
         limit = self.settings.max_body_bytes
         delivery = Delivery(request, send, self.admission, call.activity, call, headers, limit)
         reason = "no whole response"
@@ -238,20 +254,20 @@ class PolicyModel(Server):
         """The call's generation has ended, once, and its row is in the ledger (of one left out, at the opening)."""
         if call.cut.state in MODEL_CALL.final or call.cut.data.ended_after_cut:
             return
-        row, episode = call.row, call.episode
-        if row is not None and episode is not None:
+        origin, row = call.origin, None
+        if origin is not None:
             key = None
             if failure_reason is None and self._staging_key is not None:
-                key = self._staging_key(episode, row.model_call_id)
-            row = evolve(row, staging_key=key, failure_reason=failure_reason)
+                key = self._staging_key(origin.episode, origin.model_call_id)
+            row = origin.row(self.epoch, key, failure_reason)
         call.cut, _ = MODEL_CALL.step(call.cut, outcome)
-        if row is None or episode is None or self.fences.is_over(episode):
+        if origin is None or row is None or self.fences.is_over(origin.episode):
             return
         entry = Entry(row, length, digests)
         if call.cut.data.ended_after_cut:
-            self._late.append((episode, entry))
+            self._late.append((origin.episode, entry))
         else:
-            self.ledger.add(episode, entry)
+            self.ledger.add(origin.episode, entry)
 
     # --- a Part
 

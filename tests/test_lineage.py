@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from participants.lineage import Entry, Ledger, Lineage, Staged, staged, staging
 from participants.records import ModelRecord, ModelRow
 from participants.snapshots import InvalidCheckpointState
 from statecore import WireError
-from statecore.wire import digest
+from statecore.wire import canonical, digest
 from tests.policy_server import Generator, assistant, completion, running, user
 
 R1 = EpisodeId("r1")
@@ -29,7 +29,11 @@ def entry(call: str, conversation: Sequence[Any] | None = None, **fields: Any) -
 
 
 def parent(lineage: Lineage, conversation: Sequence[Any]) -> str | None:
-    return lineage.parent(Conversation(conversation, lineage.lengths))
+    return lineage.parent(of(conversation, lineage.lengths))
+
+
+def of(conversation: Sequence[Any], lengths: Collection[int] = ()) -> Conversation:
+    return Conversation([canonical(item).decode() for item in conversation], lengths)
 
 
 def continued(path: str, body: Any, reply: Any) -> str:
@@ -46,11 +50,19 @@ def continued(path: str, body: Any, reply: Any) -> str:
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text()), max_size=6), st.sets(st.integers(0, 8)))
 def test_digests_are_canonical(items: list[dict[str, Any]], lengths: set[int]) -> None:
     """The digest of a conversation and of each prefix is statecore's digest of that list, the longest prefix first."""
-    conversation = Conversation(items, lengths)
+    conversation = of(items, lengths)
     assert (conversation.length, conversation.digest) == (len(items), digest(items))
     wanted = [length for length in sorted(lengths, reverse=True) if 0 < length <= len(items)]
     assert list(conversation.prefixes()) == [digest(items[:length]) for length in wanted]
-    assert conversation.continued([{"a": 1}, {"b": 2}]) == digest([*items, {"a": 1}, {"b": 2}])
+    assert conversation.continued(['{"a":1}', '{"b":2}']) == digest([*items, {"a": 1}, {"b": 2}])
+    assert conversation.continued([]) == conversation.digest
+
+
+@given(st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.text(min_size=1)})))
+def test_plain_messages_are_canonical(messages: list[dict[str, Any]]) -> None:
+    """The digest of a chat of plain messages is statecore's digest of them, whatever their text holds."""
+    conversation = asked(CHAT, {"messages": messages})
+    assert conversation is not None and conversation.digest == digest(messages)
 
 
 TOOL_CALL = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
