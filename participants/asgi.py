@@ -242,9 +242,9 @@ class Shell:
         if participant is not None:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
-        value, episode = _identify(named, headers, body)
         incarnation = None if participant is None else participant.incarnation
-        request = Incoming(scope["method"], path, headers, body, value, episode, inner, receive, incarnation)
+        request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation)
+        episode = request.episode = _identify(named, request)
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             raise refuse_request("admission_closed", "this server is closed until its first restore or resume")
@@ -268,16 +268,12 @@ def _prefixed(scope: Scope) -> tuple[EpisodeId | None, str]:
         raise refuse_request("invalid_rollout_id", str(error)) from error
 
 
-def _identify(named: EpisodeId | None, headers: dict[str, str], body: bytes) -> tuple[Any, EpisodeId | None]:
-    """The body's JSON and the one execution that prefix, headers and body name (I5)."""
-    value: Any = None
-    if body[:1] in (b"{", b"[") or body[:1].isspace():
-        try:
-            value = parse(body)
-        except WireError:
-            value = None  # not ours to judge: the application reads its own body
+def _identify(named: EpisodeId | None, request: Incoming) -> EpisodeId | None:
+    """The one execution that prefix, headers and body name (I5). A body that names none is not read for it."""
+    body = request.body
     try:
-        return value, agreed((named, from_headers(headers), from_body(value)))
+        spoken = from_body(request.value) if b"_ng_rollout_id" in body or b"episode_id" in body else None
+        return agreed((named, from_headers(request.headers), spoken))
     except IdentityMismatch as error:
         raise refuse_request("execution_identity_mismatch", str(error)) from error
     except ValueError as error:

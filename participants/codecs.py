@@ -7,7 +7,7 @@ A codec that claims this is checked by doing it (`check_codec`), never believed;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -104,6 +104,24 @@ def attrs_codec(cls: type[S], name: str | None = None) -> Codec[S]:
 def json_codec() -> Codec[Any]:
     """A codec for state that is plain JSON itself; both ways it is copied, so nothing is shared."""
     return _JsonCodec()
+
+
+def undo_of(codec: Codec[S], state: S) -> Callable[[], S]:
+    """A function that gives `state` as it is now, whatever is done to it meanwhile.
+
+    A state that cannot be changed (a frozen attrs object all of whose content is hashable) is kept itself, any other is
+    exported and loaded.
+    """
+    cls = type(state)
+    if cls.__setattr__ is not object.__setattr__ and cls.__hash__ not in (None, object.__hash__):
+        try:
+            hash(state)
+        except TypeError:
+            pass  # frozen outside, mutable inside
+        else:
+            return lambda: state
+    image = codec.export(state)
+    return lambda: codec.load(image)
 
 
 def check_codec(codec: Codec[S], state: S) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final, TypeVar
 
-from attrs import frozen
+from attrs import define, frozen
 
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse, structure
@@ -92,9 +92,9 @@ def headers_of(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-@frozen
+@define(eq=False)
 class Incoming:
-    """A data request, read: `path` without its prefix, `body` whole, `value` its JSON (None when it is none).
+    """A data request, read: `path` without its prefix, `body` whole.
 
     `incarnation` is the serving process, named in every reply.
     """
@@ -103,11 +103,23 @@ class Incoming:
     path: str
     headers: dict[str, str]
     body: bytes
-    value: Any
     episode: EpisodeId | None
     scope: Scope
     receive: Receive
     incarnation: str | None = None
+    _value: Any = None
+    _parsed: bool = False
+
+    @property
+    def value(self) -> Any:
+        """The body's JSON, None when it is none: not ours to judge, the application reads its own body."""
+        if not self._parsed:
+            self._parsed = True
+            try:
+                self._value = parse(self.body) if self.body else None
+            except WireError:
+                self._value = None
+        return self._value
 
     def replayed(self) -> Receive:
         """A `receive` for the application: the body once more, then what the caller still says."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from attrs import frozen
@@ -82,13 +83,19 @@ class EpisodeId:
     @classmethod
     def from_key(cls, key: str) -> EpisodeId:
         """The execution that a capture key names; ValueError when it is none."""
-        found = _ATTEMPT_SUFFIX.search(key)
-        return cls(key) if found is None else cls(key[: found.start()], int(found.group(1)))
+        return _from_key(key)
 
     @property
     def successor(self) -> EpisodeId:
         """The attempt that a restore makes of this one."""
         return EpisodeId(self.rollout_id, self.attempt + 1)
+
+
+@lru_cache(maxsize=16_384)
+def _from_key(key: str) -> EpisodeId:
+    """Remembered: every call of an execution names it again."""
+    found = _ATTEMPT_SUFFIX.search(key)
+    return EpisodeId(key) if found is None else EpisodeId(key[: found.start()], int(found.group(1)))
 
 
 def with_prefix(episode: EpisodeId, path: str) -> str:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from statecore import DefinitionError, Snapshot, WireError, WireErrors
 from statecore.wire import canonical, parse
 
-from .codecs import Codec, CodecError, check_codec
+from .codecs import Codec, CodecError, check_codec, undo_of
 from .cookies import SessionCookies
 from .http import REQUEST_KEY, ASGIApp, Incoming, Message, Scope, Send, headers_of, refuse_request, serve
 from .identity import (
@@ -215,14 +215,14 @@ class Resources(Server, Generic[S]):
                 change.repeated, change.reply = True, parse(done.reply)
                 yield change
                 return
-            undo = None if self.codec is None else self.codec.export(session.state)
+            undo = None if self.codec is None else undo_of(self.codec, session.state)
             try:
                 yield change
                 self._prove(session.state, moved=True)
                 session.step(Mutated(operation_id, canonical(change.reply).decode()))
             except BaseException:
-                if self.codec is not None:
-                    session.state = self.codec.load(undo)
+                if undo is not None:
+                    session.state = undo()
                 raise
 
     @asynccontextmanager
@@ -338,7 +338,7 @@ class Resources(Server, Generic[S]):
         found: Incoming | None = scope.get(REQUEST_KEY)
         if found is not None:
             return found
-        return Incoming(scope["method"], scope["path"], headers_of(scope), b"", None, None, scope, _no_body)
+        return Incoming(scope["method"], scope["path"], headers_of(scope), b"", None, scope, _no_body)
 
     def _find(self, request: Incoming) -> Session[S]:
         session_id = self._named(request)
