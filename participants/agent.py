@@ -48,7 +48,7 @@ from .http import (
     serve,
 )
 from .identity import ACCESSES_HEADER, ACTIVATION_HEADER, RESTART_HEADER, EpisodeId
-from .participant import Blocker, Json, Report
+from .part import Blocker, Json, Report
 from .records import AgentBoundary, AgentRecord, record_json, task_digest
 from .resources import Mode
 from .server import Server

@@ -50,7 +50,8 @@ from .identity import (
     from_headers,
     split_prefix,
 )
-from .participant import Json, Participant
+from .part import Json
+from .participant import Participant
 from .settings import Settings
 from .snapshots import InvalidCheckpointState
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import httpx
 
 from .http import ASGIApp, Incoming, Send, serve
-from .participant import Report
+from .part import Report
 from .server import Server
 from .settings import Seams, Settings
 from .upstream import Call, upstream_app

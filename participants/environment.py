@@ -22,7 +22,7 @@ from .episode import Episode, EpisodeError, LiveEpisode
 from .executions import Execution, Executions
 from .http import ASGIApp, Incoming, Scope, Send, refuse_request, serve
 from .identity import EpisodeId
-from .participant import Blocker, Json, Report
+from .part import Blocker, Json, Report
 from .records import EnvironmentBoundary, EnvironmentRecord, record_json
 from .server import Server
 from .settings import Seams, Settings

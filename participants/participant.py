@@ -8,13 +8,12 @@ time, only the waits for readiness and for a write are outside the lock, so rene
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 import anyio.abc
-from attrs import define, field, frozen
 
 from statecore import Refused
 from statecore.seams import on_disk
@@ -26,7 +25,6 @@ from .control import (
     PARTICIPANT,
     AnswerAgain,
     ArmLease,
-    AwaitReadiness,
     Broke,
     CloseAdmission,
     CommitRequested,
@@ -50,95 +48,15 @@ from .control import (
 )
 from .fences import Fences
 from .identity import EpisodeId
-from .records import Manifest, Record
+from .lease import Lease
+from .part import Json, Part
+from .part_writer import PartWriter, Write
 from .records import Part as RecordsPart
 from .settings import Seams, Settings
-from .snapshots import StopFlag, read_part, resolve_below, write_part
-
-Json = dict[str, Any]
+from .snapshots import read_part, resolve_below
 
 BLOCKERS_SHOWN: Final = 100
 RECHECK_S: Final = 1.0  # a wait for readiness looks again at least this often
-
-
-@frozen
-class Blocker:
-    """Why a server is not ready: which execution, what it is doing, since when (monotonic seconds)."""
-
-    episode: EpisodeId | None
-    reason: str
-    since: float
-
-
-@frozen
-class Report:
-    """What a kind says of itself: what moves, how many of what, whose rollouts start over."""
-
-    blockers: Sequence[Blocker]
-    counts: Mapping[str, int]
-    restarts: Sequence[str] = ()
-    retained: Sequence[Json] = ()
-
-
-class Part(Protocol):
-    """What a kind of server gives to its control plane. Everything but `retire` is synchronous."""
-
-    @property
-    def kind(self) -> str: ...
-
-    def report(self) -> Report: ...
-
-    def status(self) -> Json:
-        """The kind's own fields of the status reply."""
-
-    def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
-        """The records of the executions in `scope` (all, when None); called while nothing moves, maybe from a
-        thread.
-        """
-
-    def check_scope(self, scope: frozenset[EpisodeId] | None) -> None:
-        """A commit with that scope begins; Refused if this kind cannot, and then nothing is pinned."""
-
-    def committed(self, records: Sequence[Json]) -> Json:
-        """The kind's own fields of the commit reply. Of `records` a model server sees all, others the episode ids."""
-
-    def check_fresh(self, count: int) -> None:
-        """Refused `checkpoint_error` unless this process may restore `count` records (I53)."""
-
-    def stage(self, records: Sequence[Record], scope: frozenset[EpisodeId]) -> Any:
-        """The records in scope, read and validated; nothing changes (I52). InvalidCheckpointState for what is
-        damaged.
-        """
-
-    def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
-        """Everything staged is in place under N+1; the capture keys of N+1. Does not fail."""
-
-    def prepared(self) -> None:
-        """The server is closed and quiet."""
-
-    def opened(self) -> None:
-        """Admission is open again."""
-
-    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
-        """Nothing of these attempts, or of earlier ones, runs or is kept."""
-
-    def forget(self, rollout_ids: Sequence[str]) -> None: ...
-
-
-@define(eq=False)
-class _Write:
-    """One write of the part: it outlives a caller that did not wait, and can be stopped until its manifest is
-    linked.
-    """
-
-    checkpoint_id: str
-    arguments: str
-    directory: Path
-    scope: frozenset[EpisodeId] | None
-    stop: StopFlag = field(factory=StopFlag)
-    done: anyio.Event = field(factory=anyio.Event)
-    reply: Json | None = None
-    error: Exception | None = None
 
 
 class Participant:
@@ -163,9 +81,8 @@ class Participant:
         self._machine = PARTICIPANT.start(control, state=Phase.BORN if settings.epoch_required else Phase.IDLE)
         self._lock = anyio.Lock()
         self._changed = anyio.Event()
-        self._lease_moved = anyio.Event()
-        self._lease_at: float | None = None  # monotonic seconds
-        self._write: _Write | None = None
+        self._lease = Lease(seams.clock, self._lease_ended, self._lease_broke)
+        self._writer = PartWriter(name, part, seams, self._manifest_extra)
         self._group: anyio.abc.TaskGroup | None = None
 
     # --- what others read
@@ -191,7 +108,7 @@ class Participant:
     def start(self, group: anyio.abc.TaskGroup) -> None:
         """The lease timer runs, and writes have a place to run, until `group` ends."""
         self._group = group
-        group.start_soon(self._watch_lease)
+        group.start_soon(self._lease.watch)
 
     def report_json(self) -> Json:
         report = self.part.report()
@@ -311,7 +228,10 @@ class Participant:
             self.part.check_scope(scope)
             self._machine = after  # from here on directory and scope are pinned
             self._settle_effects(effect for effect in effects if isinstance(effect, ArmLease))
-            write = self._begin_write(call.checkpoint_id, arguments, directory, scope)
+            assert self._group is not None, "the server's lifespan has not run"
+            write = self._writer.begin(
+                Write(call.checkpoint_id, arguments, directory, scope), self._part_written, self._group
+            )
         with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())):
             await write.done.wait()
         if not write.done.is_set():
@@ -322,6 +242,13 @@ class Participant:
             raise write.error
         assert write.reply is not None
         return write.reply
+
+    def _part_written(self, write: Write) -> None:
+        """The part counts; Refused when its checkpoint ended meanwhile."""
+        self._step(PartWritten(write.checkpoint_id, write.arguments, canonical(write.reply).decode()))
+
+    def _manifest_extra(self) -> Json:
+        return {"incarnation": self.incarnation, "epoch": self.control.epoch}
 
     def _check_commit(self, scope: frozenset[EpisodeId] | None) -> None:
         if not self.admission.is_quiet:
@@ -336,55 +263,6 @@ class Participant:
                 (),
                 f"the commit scope names episodes that restart: {named}",
             )
-
-    def _begin_write(
-        self, checkpoint_id: str, arguments: str, directory: Path, scope: frozenset[EpisodeId] | None
-    ) -> _Write:
-        """The write under way with these arguments, or a new one (a failed one is tried again)."""
-        write = self._write
-        same = write is not None and (write.checkpoint_id, write.arguments) == (checkpoint_id, arguments)
-        if write is not None and same and not (write.done.is_set() and write.error is not None):
-            return write
-        write = self._write = _Write(checkpoint_id, arguments, directory, scope)
-        assert self._group is not None, "the server's lifespan has not run"
-        self._group.start_soon(self._run_write, write)
-        return write
-
-    async def _run_write(self, write: _Write) -> None:
-        try:
-            manifest, extra = await on_disk(self.seams.disk, self._write_files, write)
-            keys = extra.pop("keys")
-            reply = {"phase": "committed", "manifest": manifest, "episode_ids": keys} | extra
-            self._step(PartWritten(write.checkpoint_id, write.arguments, canonical(reply).decode()))
-            write.reply = reply
-        except Exception as error:  # handed to whoever waits for this write
-            write.error = error
-        finally:
-            write.done.set()
-
-    def _write_files(self, write: _Write) -> tuple[Json, Json]:
-        """Synchronous, maybe in a thread: records are streamed, so memory does not grow with their number."""
-        keys: set[str] = set()
-        heads: list[Json] = []
-
-        def watched() -> Iterable[Json]:
-            for record in self.part.export(write.scope):
-                keys.add(EpisodeId(**record["episode_id"]).key)
-                heads.append(record if self.part.kind == "model" else {"episode_id": record["episode_id"]})
-                yield record
-
-        manifest: Manifest = write_part(
-            self.seams.disk,
-            write.directory,
-            kind=self.part.kind,
-            instance=self.name,
-            checkpoint_id=write.checkpoint_id,
-            records=watched(),
-            extra={"incarnation": self.incarnation, "epoch": self.control.epoch},
-            stop=write.stop,
-            entropy=self.seams.entropy,
-        )
-        return manifest.to_json(), {"keys": sorted(keys)} | self.part.committed(heads)
 
     async def _restore(self, call: Restore, address: Json) -> Json:
         arguments = _arguments(call.checkpoint_dir, call.episode_ids)
@@ -479,51 +357,24 @@ class Participant:
                 self.admission.open()
                 self.changed()
             elif isinstance(effect, ArmLease):
-                self._arm(effect.until)
+                self._lease.arm(effect.until)
             elif isinstance(effect, DisarmLease):
-                self._arm(None)
+                self._lease.disarm()
             elif isinstance(effect, StopWriting):
-                self._stop_write(effect.checkpoint_id)
+                self._writer.stop(effect.checkpoint_id)  # I48
             # AwaitReadiness, WritePart and ReadPart are what their verb goes on to do
-
-    def _stop_write(self, checkpoint_id: str) -> None:
-        """No manifest of this checkpoint can appear any more (I48); the write itself ends by itself."""
-        if self._write is not None and self._write.checkpoint_id == checkpoint_id:
-            self._write.stop.set()
-            self._write = None
 
     # --- the lease
 
-    def _arm(self, until: float | None) -> None:
-        clock = self.seams.clock
-        self._lease_at = None if until is None else clock.monotonic() + max(0.0, until - clock.time())
-        self._lease_moved.set()
-        self._lease_moved = anyio.Event()
-
-    async def _watch_lease(self) -> None:
-        """A lease that ends reopens the server and fences its checkpoint (I21); nobody needs to be there for it."""
-        try:
-            while True:
-                moved, at = self._lease_moved, self._lease_at
-                if at is None:
-                    await moved.wait()
-                    continue
-                left = at - self.seams.clock.monotonic()
-                if left > 0:
-                    with anyio.move_on_after(left):
-                        await moved.wait()
-                    continue
-                self._expire()
-        except Exception as error:
-            # no server stops for a dead timer, and rollouts must not wait for one: say so in every control call
-            self._settle_effects(self._step(Broke(repr(error))))
-            raise
-
-    def _expire(self) -> None:
+    def _lease_ended(self) -> None:
+        """The server reopens and the checkpoint is fenced (I21); nobody needs to be there for it."""
         checkpoint_id = self.control.checkpoint_id
-        self._lease_at = None
         if checkpoint_id is not None:
             self._perform(self._step(LeaseExpired(checkpoint_id)))
+
+    def _lease_broke(self, error: Exception) -> None:
+        """No server stops for a dead timer, and rollouts must not wait for one: every control call says so."""
+        self._settle_effects(self._step(Broke(repr(error))))
 
     # --- helpers
 
@@ -566,6 +417,3 @@ def _json(text: str) -> Json:
     value = parse(text)
     assert isinstance(value, dict)
     return value
-
-
-__all__ = ["AwaitReadiness", "Blocker", "Part", "Participant", "Report"]

@@ -35,7 +35,7 @@ from .model_call import (
     Failed,
     LeftOut,
 )
-from .participant import Blocker, Json, Report
+from .part import Blocker, Json, Report
 from .records import ModelRecord, ModelRow
 from .server import Server
 from .settings import Seams, Settings

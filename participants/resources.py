@@ -34,7 +34,7 @@ from .identity import (
     VERIFY_HEADER,
     EpisodeId,
 )
-from .participant import Blocker, Json, Report
+from .part import Blocker, Json, Report
 from .positions import Position
 from .records import ResourcesRecord, ResourcesState, record_json
 from .resource_session import (

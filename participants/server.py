@@ -22,7 +22,8 @@ from .client import make_client
 from .fences import Fences
 from .http import ASGIApp, Incoming, Send, until_gone
 from .identity import EpisodeId
-from .participant import Json, Participant, Report
+from .part import Json, Report
+from .participant import Participant
 from .settings import Seams, Settings
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
