@@ -48,9 +48,9 @@ from .http import (
     serve,
 )
 from .identity import ACCESSES_HEADER, ACTIVATION_HEADER, RESTART_HEADER, EpisodeId
+from .modes import Mode
 from .part import Blocker, Json, Report
 from .records import AgentBoundary, AgentRecord, record_json, task_digest
-from .resources import Mode
 from .server import Server
 from .settings import Seams, Settings
 from .snapshots import InvalidCheckpointState

@@ -8,18 +8,17 @@ what was accepted before runs to its end. docs/reference/protocol.md sections 2,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum, auto
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-import anyio
 import httpx
-from attrs import define, field, frozen
+from attrs import define, frozen
 from starlette.responses import JSONResponse, Response
 
-from statecore import DefinitionError, Snapshot, WireError, WireErrors
+from statecore import DefinitionError, WireError, WireErrors
 from statecore.wire import canonical, parse
 
 from .codecs import Codec, CodecError, check_codec, undo_of
@@ -34,12 +33,12 @@ from .identity import (
     VERIFY_HEADER,
     EpisodeId,
 )
+from .modes import Mode
 from .part import Blocker, Json, Report
 from .positions import Position
 from .records import ResourcesRecord, ResourcesState, record_json
 from .resource_session import (
     RESOURCE_SESSION,
-    Closed,
     Froze,
     Installed,
     Mutated,
@@ -54,8 +53,11 @@ from .resource_session import (
     VerifySucceeded,
 )
 from .server import Server
+from .session_book import Session, SessionBook
 from .settings import Seams, Settings
 from .snapshots import InvalidCheckpointState
+
+__all__ = ["Change", "Mode", "Resources", "Session", "Verify"]
 
 S = TypeVar("S")
 
@@ -64,45 +66,11 @@ VERIFY_PATH: Final = "/verify"
 CLOSE_PATH: Final = "/close_session"
 
 
-class Mode(StrEnum):
-    """What a checkpoint can do with a server's sessions; undeclared means RESTART_ONLY (section 2)."""
-
-    EXPORT_RESTORE = auto()
-    STATELESS = auto()
-    DRAIN_ONLY = auto()
-    RESTART_ONLY = auto()
-
-    @property
-    def wire(self) -> str:
-        return {Mode.EXPORT_RESTORE: "exported", Mode.STATELESS: "stateless"}.get(self, "restart_only")
-
-
 class Verify(StrEnum):
     """Whether a verification may run again after a restore (REPLAY), or is never cut (WAIT)."""
 
     WAIT = auto()
     REPLAY = auto()
-
-
-@define(eq=False)
-class Session(Generic[S]):
-    """One session, live. `episode` is None for a caller that named no rollout: it is never saved."""
-
-    session_id: str
-    episode: EpisodeId | None
-    state: S
-    machine: Snapshot[SessionState, SessionData]
-    lock: anyio.Lock = field(factory=lambda: anyio.Lock(fast_acquire=True))
-    verified: Operation | None = None
-
-    @property
-    def position(self) -> Position:
-        position = self.machine.data.position
-        assert position is not None, "a session has a position from its seed on"
-        return position
-
-    def step(self, event: object) -> None:
-        self.machine, _ = RESOURCE_SESSION.step(self.machine, event)
 
 
 @define(eq=False)
@@ -172,9 +140,7 @@ class Resources(Server, Generic[S]):
         self.checkpoint_mode = mode.value
         super().__init__(name, settings, seams=seams, transport=transport)
         self.cookies = SessionCookies(name, settings.cookie_secret)
-        self._sessions: dict[str, Session[S]] = {}
-        self._by_episode: dict[EpisodeId, str] = {}
-        self._retired: dict[str, EpisodeId] = {}
+        self._book: SessionBook[S] = SessionBook()
         self._inflight: dict[int, Blocker] = {}
         self._proved: set[bool] = set()
 
@@ -264,16 +230,15 @@ class Resources(Server, Generic[S]):
 
     async def close(self, scope: Scope) -> Response:
         """The session is gone; so is one that was not there."""
-        session_id = self._named(self._request(scope))
-        session = None if session_id is None else self._sessions.get(session_id)
+        session = self._known(self._request(scope))
         if session is not None:
             async with session.lock:
-                self._drop(session)
+                self._book.drop(session)
         return JSONResponse({})
 
     async def export_session(self, session_id: str) -> tuple[Position, bytes]:
         """The position of one live session and its state's bytes, read in one piece under its lock (section 13.8)."""
-        session = self._sessions.get(session_id)
+        session = self._book.get(session_id)
         if session is None or self.codec is None:
             raise refuse_request("session_lost", f"session {session_id!r} is not here, or cannot be exported")
         async with session.lock:
@@ -298,40 +263,15 @@ class Resources(Server, Generic[S]):
     def _seeded(self, request: Incoming, state: S) -> Session[S]:
         episode = request.episode
         event = Seeded(self.seams.entropy.token_hex(16), _operation(request) or "")
-        known = None if episode is None else self._sessions.get(self._by_episode.get(episode, ""))
+        known = self._book.of(episode)
         if known is not None:
             known.step(event)  # the same seed again, or Refused
             return known
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
         session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
         session.step(event)
-        self._add(session)
+        self._book.add(session)
         return session
-
-    def _add(self, session: Session[S]) -> None:
-        self._sessions[session.session_id] = session
-        if session.episode is not None:
-            self._by_episode[session.episode] = session.session_id
-
-    def _drop(self, session: Session[S]) -> None:
-        session.step(Closed())
-        self._sessions.pop(session.session_id, None)
-        if session.episode is not None and self._by_episode.get(session.episode) == session.session_id:
-            del self._by_episode[session.episode]
-
-    def _named(self, request: Incoming) -> str | None:
-        """The session that cookie and prefix name; both must agree (section 3)."""
-        by_cookie = self.cookies.read(request.headers.get("cookie"))
-        by_prefix = None if request.episode is None else self._by_episode.get(request.episode)
-        session = None if by_cookie is None else self._sessions.get(by_cookie)
-        if session is not None and request.episode is not None and session.episode != request.episode:
-            owner = "no rollout" if session.episode is None else session.episode.key
-            raise refuse_request(
-                "execution_identity_mismatch", f"the session belongs to {owner}, the call to {request.episode.key}"
-            )
-        if by_cookie is not None and by_prefix is not None and by_cookie != by_prefix:
-            raise refuse_request("session_lost", "the session of that cookie is not the rollout's session here")
-        return by_cookie or by_prefix
 
     def _request(self, scope: Scope) -> Incoming:
         """The request as the shell read it; with checkpointing off one that names its session by cookie only."""
@@ -340,9 +280,11 @@ class Resources(Server, Generic[S]):
             return found
         return Incoming(scope["method"], scope["path"], headers_of(scope), b"", None, scope, _no_body)
 
+    def _known(self, request: Incoming) -> Session[S] | None:
+        return self._book.find(self.cookies.read(request.headers.get("cookie")), request.episode)
+
     def _find(self, request: Incoming) -> Session[S]:
-        session_id = self._named(request)
-        session = None if session_id is None else self._sessions.get(session_id)
+        session = self._known(request)
         if session is None:
             raise refuse_request("session_lost", "this server does not know that session")  # S60: never made again
         return session
@@ -365,7 +307,7 @@ class Resources(Server, Generic[S]):
         """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
         if session.episode is not None:
             self.fences.check(session.episode)
-        if session.session_id not in self._sessions:
+        if self._book.get(session.session_id) is None:
             raise refuse_request("session_lost", "this server does not know that session")
         session.step(Used())
 
@@ -382,9 +324,7 @@ class Resources(Server, Generic[S]):
     # --- requests
 
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
-        named = self.cookies.read(request.headers.get("cookie"))
-        session = None if named is None else self._sessions.get(named)
-        owner = request.episode or (None if session is None else session.episode) or self._retired.get(named or "")
+        owner = request.episode or self._book.owner(self.cookies.read(request.headers.get("cookie")))
         if owner is not None and request.path != CLOSE_PATH:
             self.fences.check(owner)
         passes = request.path == VERIFY_PATH and self.verify_policy is Verify.REPLAY
@@ -394,7 +334,8 @@ class Resources(Server, Generic[S]):
         closing = request.path == CLOSE_PATH
         activity = await self.admitted(request, owner, fenced=not closing)
         if request.episode is not None and not closing:
-            self._drop_passed(request.episode)
+            for passed in self._book.below(request.episode):  # section 3
+                self._book.retire(passed)
         self._inflight[id(activity)] = Blocker(owner, f"{request.path} runs", self.seams.clock.monotonic())
         try:
             await serve(app, request, send)
@@ -402,28 +343,27 @@ class Resources(Server, Generic[S]):
             del self._inflight[id(activity)]
             activity.end()
 
-    def _drop_passed(self, episode: EpisodeId) -> None:
-        """Sessions of attempts below the one that is served now (section 3)."""
-        if episode.attempt:
-            self._retire_sessions({episode.rollout_id: episode.attempt - 1})
-
     # --- a Part
 
     def report(self) -> Report:
         restarts: list[str] = []
         if self.mode.wire == "restart_only":
-            restarts = sorted(episode.key for episode in self._by_episode)
-        counts = {"inflight": len(self._inflight), "sessions": len(self._sessions)}
+            restarts = sorted(episode.key for episode in self._book.episodes)
+        counts = {"inflight": len(self._inflight), "sessions": len(self._book)}
         blockers = [] if self.mode is Mode.RESTART_ONLY else list(self._inflight.values())
         return Report(blockers, counts, restarts)
 
     def status(self) -> Json:
-        return {"mode": self.mode.wire, "verify": self.verify_policy.value, "retired_sessions": len(self._retired)}
+        return {
+            "mode": self.mode.wire,
+            "verify": self.verify_policy.value,
+            "retired_sessions": self._book.retired_count,
+        }
 
     def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
         if self.mode is not Mode.EXPORT_RESTORE:
             return
-        for session in list(self._sessions.values()):
+        for session in self._book:
             episode = session.episode
             if episode is None or (scope is not None and episode not in scope):
                 continue
@@ -431,7 +371,7 @@ class Resources(Server, Generic[S]):
             yield record_json(ResourcesRecord(episode_id=episode, session_id=session.session_id, state=state))
 
     def check_fresh(self, count: int) -> None:
-        if self._sessions or self._inflight:
+        if len(self._book) or self._inflight:
             raise refuse_request(
                 "checkpoint_error", "resources restore requires a process without sessions or calls in flight"
             )
@@ -463,7 +403,7 @@ class Resources(Server, Generic[S]):
             machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
             session = Session(each.session_id, each.episode, each.state, machine)
             session.step(Installed(each.position, each.operations))
-            self._add(session)
+            self._book.add(session)
         for episode in scope:
             self.fences.accept(episode.successor)
         return [each.episode.key for each in staged]
@@ -471,46 +411,24 @@ class Resources(Server, Generic[S]):
     def prepared(self) -> None:
         if self.mode is not Mode.EXPORT_RESTORE:
             return  # nothing of it is exported, so nothing needs to stand still
-        for session in self._sessions.values():
+        for session in self._book:
             if session.machine.state is not SessionState.ENDED:
                 session.step(Froze())
 
     def opened(self) -> None:
-        for session in self._sessions.values():
+        for session in self._book:
             session.step(Thawed())
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
         highest: dict[str, int] = {}
         for episode in episodes:
             highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
-        for session in self._of(highest):
+        for session in self._book.up_to(highest):
             async with session.lock:  # a mutation that was accepted ends first, then nothing of it is left
-                self._forget_session(session)
-
-    def _of(self, highest: Mapping[str, int]) -> list[Session[S]]:
-        found = (
-            self._sessions.get(sid)
-            for episode, sid in self._by_episode.items()
-            if episode.attempt <= highest.get(episode.rollout_id, -1)
-        )
-        return [session for session in found if session is not None]
-
-    def _retire_sessions(self, highest: Mapping[str, int]) -> None:
-        rollout_ids = set(highest)
-        for attempt in range(max(highest.values()) + 1):
-            for rollout_id in rollout_ids:
-                session_id = self._by_episode.get(EpisodeId(rollout_id, attempt))
-                if session_id is not None:
-                    self._forget_session(self._sessions[session_id])
-
-    def _forget_session(self, session: Session[S]) -> None:
-        if session.episode is not None:
-            self._retired[session.session_id] = session.episode
-        self._drop(session)
+                self._book.retire(session)
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
-        gone = set(rollout_ids)
-        self._retired = {sid: episode for sid, episode in self._retired.items() if episode.rollout_id not in gone}
+        self._book.forget(rollout_ids)
 
 
 def _operation(request: Incoming) -> str | None:
