@@ -156,4 +156,4 @@ async def _interruptible(options: Options, directory: Path, plain: bool) -> Endi
 
 def _title(plan: Plan, options: Options) -> str:
     counted = f"{count(len(plan.rollouts), 'rollout')}, {count(plan.turns, 'turn')}"
-    return f"statecore demo: {counted}, seed {options.seed}, kill {options.kill} {options.when}"
+    return f"statecore demo: {counted}, seed {options.seed}, kill {options.kill}, {options.when}"

@@ -50,7 +50,7 @@ class Numbers:
     without: tuple[Turn, ...]
 
 
-def count(lines: Iterable[Line], held: Held, crashed_epoch: int) -> Numbers:
+def numbers(lines: Iterable[Line], held: Held, crashed_epoch: int) -> Numbers:
     """The numbers, from all lines of all lives."""
     lines = tuple(lines)
     before = {_turn(line) for line in lines if line.event is Event.TURN and line.epoch <= crashed_epoch}

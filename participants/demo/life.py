@@ -135,7 +135,7 @@ class Observer:
         checkpoint_id, state = line["ids"]["checkpoint_id"], TransactionState(line["next"])
         if checkpoint_id not in self._checkpoints:
             self._checkpoints.append(checkpoint_id)
-        self.picture.entered(checkpoint_id, state.value)
+        self.picture.entered(checkpoint_id, state)
         here = Abandon(len(self._checkpoints), state)
         if self.scope is not None and self.abandon == here:
             self.scope.cancel()
@@ -163,10 +163,10 @@ async def begin(scene: Scene, job: Coordinator, deployment: Deployment, number: 
     recovered = await job.recover()
     picture = scene.picture
     picture.epoch = recovered.epoch
-    picture.headline = f"life {number}, epoch {recovered.epoch}"
-    picture.say(f"life {number}: {deployment.told()}, born in epoch {recovered.epoch}")
+    picture.headline = f"life {number} runs, epoch {recovered.epoch}"
+    picture.say(f"life {number}: {deployment.told()}")
     if recovered.checkpoint_id is not None:
-        picture.restored({each.rollout_id: each.disposition for each in recovered.verdicts})
+        picture.restored(recovered.verdicts)
         picture.say(recovered.story(), Tone.CHECKPOINT)
     return recovered
 
@@ -217,10 +217,10 @@ class SecondLife:
     trainer: DemoTrainer
 
 
-async def second_life(scene: Scene, deployment: Deployment, old: Deployment | None) -> SecondLife:
+async def second_life(scene: Scene, deployment: Deployment, old: Deployment | None, running: trio.Event) -> SecondLife:
     """The job went on from the files and ended; servers of the life before, if any are left, were ended meanwhile.
 
-    A last checkpoint saves all results, so that the servers release them.
+    `running` is set when the servers are open again. A last checkpoint saves all results, and the servers release them.
     """
     picture, disk = scene.picture, scene.world.seams.disk
     trainer = scene.trainer()
@@ -229,9 +229,10 @@ async def second_life(scene: Scene, deployment: Deployment, old: Deployment | No
         async with scene.coordinator(deployment, trainer, journal) as job:
             recovered = await begin(scene, job, deployment, 2)
             if old is not None:
-                picture.say(f"SIGKILL to what is left of life 1: {old.told()}", Tone.CRASH)
+                picture.say("SIGKILL to the servers of life 1, which nobody has used since", Tone.CRASH)
                 old.kill()
                 await old.stop()
+            running.set()
             await run_rollouts(scene, job, recovered, trainer)
             await checkpoint(scene, job)
     return SecondLife(recovered, trainer)

@@ -5,16 +5,30 @@ It is drawn from what the servers' journals say and what the story tells it; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum, auto
+from typing import Final
 
 import trio
 from attrs import define, field, frozen
 
 from ..records import Disposition
+from ..recovery import Verdict
+from ..transaction import TransactionState
 from .counting import Held
 from .lines import Event, Line
 from .plan import Plan
+
+STANDS: Final = frozenset(
+    {
+        TransactionState.COMMITTING,
+        TransactionState.SETTLING,
+        TransactionState.SAVING,
+        TransactionState.VALIDATING,
+        TransactionState.PUBLISHED,
+    }
+)
+WORDS: Final = {Disposition.CONTINUE: "goes on", Disposition.FRESH: "starts over", Disposition.QUEUED: "starts"}
 
 
 class Cell(StrEnum):
@@ -102,8 +116,8 @@ class Picture:
     rows: dict[str, Row] = field(init=False)
     happened: list[Happened] = field(factory=list)
     checkpoint_id: str = ""
-    phases: list[tuple[str, float]] = field(factory=list)
-    phase: str = ""
+    phases: list[tuple[TransactionState, float]] = field(factory=list)
+    phase: TransactionState | None = None
     epoch: int = 0
     crashed: bool = False
     ended: bool = False
@@ -164,17 +178,22 @@ class Picture:
         self.happened.append(happened)
         self.told(happened)
 
-    def entered(self, checkpoint_id: str, phase: str) -> None:
+    def entered(self, checkpoint_id: str, phase: TransactionState) -> None:
         """The checkpoint is in this phase now, and has left the one before."""
         if checkpoint_id != self.checkpoint_id:
-            self.checkpoint_id, self.phases, self.phase = checkpoint_id, [], ""
-        if self.phase:
+            self.checkpoint_id, self.phases, self.phase = checkpoint_id, [], None
+        if self.phase is not None:
             self.phases.append((self.phase, self.now() - self._phase_since))
         self.phase, self._phase_since = phase, self.now()
 
     def left_checkpoint(self) -> None:
         """No checkpoint is under way."""
-        self.phase = ""
+        self.phase = None
+
+    @property
+    def stands(self) -> bool:
+        """Every rollout waits for a checkpoint to end."""
+        return self.phase in STANDS
 
     def in_force(self, held: Held) -> None:
         """These turns are safe."""
@@ -189,11 +208,13 @@ class Picture:
             row.lost = {turn for turn in row.done if turn > row.held}
             row.done = set()
             row.reward = row.reward if name in held.completed else None
-            row.status = ""
+            row.status = "on disk" if row.held else "lost" if row.lost or row.status else ""
 
-    def restored(self, dispositions: Mapping[str, Disposition]) -> None:
+    def restored(self, verdicts: Iterable[Verdict]) -> None:
         """What a restart made of each rollout."""
-        words = {Disposition.CONTINUE: "goes on", Disposition.FRESH: "starts over", Disposition.QUEUED: "starts"}
-        for name, row in self.rows.items():
-            disposition = dispositions.get(name)
-            row.status = words.get(disposition, "") if disposition is not None else ""
+        for row in self.rows.values():
+            row.status = ""
+        for verdict in verdicts:
+            word = WORDS.get(verdict.disposition)
+            if word is not None and verdict.rollout_id in self.rows:
+                self.rows[verdict.rollout_id].status = f"{word}, attempt {verdict.next_attempt}"

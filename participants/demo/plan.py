@@ -24,7 +24,7 @@ GROUP_SIZE: Final = 4
 MAX_ROLLOUTS: Final = 400
 MAX_TURNS: Final = 60
 DEFAULT_TURNS: Final = (5, 8)
-THINK_S: Final = (0.10, 0.30)
+THINK_S: Final = (0.12, 0.36)
 STRAGGLER: Final = 2.5
 """How many times as long as the others a straggler thinks."""
 STAGGER_S: Final = 0.45

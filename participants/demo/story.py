@@ -13,17 +13,24 @@ from attrs import evolve, frozen
 
 from statecore.seams import on_disk
 
-from .counting import Held, Verdict, count, differences
+from ..console import count
+from .counting import Held, Verdict, differences, numbers
 from .life import DemoError, Scene, SecondLife, first_life, run_rollouts, second_life
 from .lines import Line, read_journals
 from .picture import Picture, Tone
-from .plan import Kill, Plan
+from .plan import Kill, Plan, When
 from .servers import JOURNALS
 from .trainer import DemoTrainer
 from .worlds import World
 
 JOB = "job"
 UNDISTURBED = "undisturbed"
+CRASHED = {
+    When.PUBLISHED: "{} is published, and nothing is resumed yet",
+    When.BEFORE_PUBLISH: "{} is being validated: it is not published",
+    When.LATER: "{} is in force, and two more turns are finished",
+}
+"""Where the crash falls, with the newest checkpoint."""
 
 
 @frozen
@@ -41,50 +48,58 @@ async def tell(plan: Plan, world: World, directory: Path, picture: Picture) -> E
     try:
         scene = Scene(plan, world, directory / JOB, picture)
         await scene.prepare()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.watch)
-            second = await _two_lives(scene)
+        undisturbed = scene.trainer()
+        async with trio.open_nursery() as watching:
+            watching.start_soon(scene.watch)
+            async with trio.open_nursery() as nursery:
+                running = trio.Event()
+                nursery.start_soon(_undisturbed, scene, directory / UNDISTURBED, undisturbed, running)
+                second = await _two_lives(scene, running)
             await picture.until(lambda: picture.results == len(plan.rollouts) or bool(second.trainer.lost()))
-            nursery.cancel_scope.cancel()
-        undisturbed = await _undisturbed(plan, world, directory / UNDISTURBED, picture)
+            watching.cancel_scope.cancel()
         return await _ending(scene, second, undisturbed)
     finally:
         await world.end()
 
 
-async def _two_lives(scene: Scene) -> SecondLife:
+async def _two_lives(scene: Scene, running: trio.Event) -> SecondLife:
+    """The first life was abandoned and the second has ended; `running` is set when the second one is under way."""
     plan, picture, world = scene.plan, scene.picture, scene.world
     first = world.deployment(scene.home)
     await first_life(scene, first)
+    picture.say(CRASHED[plan.when].format(picture.checkpoint_id), Tone.CHECKPOINT)
     if plan.kill is Kill.ALL:
         first.kill()
-        picture.say(f"the coordinator is abandoned, SIGKILL to all servers: {first.told()}", Tone.CRASH)
+        picture.say("SIGKILL to all servers; the coordinator is abandoned", Tone.CRASH)
         await first.stop()
     else:
-        picture.say(f"the coordinator is abandoned; its servers live on, without anybody: {first.told()}", Tone.CRASH)
+        picture.say("the coordinator is abandoned; its servers live on", Tone.CRASH)
     in_force = await scene.in_force()
     held = await scene.held(in_force)
     picture.killed(held)
     picture.headline = "between two lives"
-    picture.say(f"in force: {in_force or 'no checkpoint'}, with {sum(held.turns.values())} turns", Tone.CHECKPOINT)
+    turns = count(sum(held.turns.values()), "turn")
+    picture.say(f"in force: {in_force or 'no checkpoint'}, with {turns}", Tone.CHECKPOINT)
     second = world.deployment(scene.home)
-    return await second_life(scene, second, first if plan.kill is Kill.COORDINATOR else None)
+    return await second_life(scene, second, first if plan.kill is Kill.COORDINATOR else None, running)
 
 
-async def _undisturbed(plan: Plan, world: World, home: Path, picture: Picture) -> DemoTrainer:
-    """The same job in a deployment of its own, without a checkpoint, a crash or any waiting."""
+async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, running: trio.Event) -> None:
+    """`trainer` has the results of the same job in a deployment of its own: no checkpoint, no crash, no waiting.
+
+    It begins when the second life is running, since that mostly waits for its policy to think.
+    """
+    await running.wait()
     began = trio.current_time()
-    picture.headline = "the same job once more, undisturbed, to compare"
+    plan, world = disturbed.plan, disturbed.world
     scene = Scene(evolve(plan, pace=0.0), world, home, Picture(plan))
     await scene.prepare()
-    trainer = scene.trainer()
     async with scene.coordinator(world.deployment(home), trainer) as job:
         await run_rollouts(scene, job, await job.recover(), trainer)
     if trainer.lost():
         raise DemoError(f"the undisturbed run lost results: {', '.join(trainer.lost())}")
     took = trio.current_time() - began
-    picture.say(f"the same job undisturbed, in fresh servers and without waiting: {took:.1f} s, to compare")
-    return trainer
+    disturbed.picture.say(f"meanwhile, the same job undisturbed in servers of its own: {took:.1f} s")
 
 
 async def _ending(scene: Scene, second: SecondLife, undisturbed: DemoTrainer) -> Ending:
@@ -94,7 +109,7 @@ async def _ending(scene: Scene, second: SecondLife, undisturbed: DemoTrainer) ->
     held = await scene.held(second.recovered.checkpoint_id)
     trainer = second.trainer
     verdict = Verdict(
-        numbers=count(lines, held, second.recovered.epoch - 1),
+        numbers=numbers(lines, held, second.recovered.epoch - 1),
         lost_results=trainer.lost(),
         doubled_results=trainer.doubled(),
         differences=differences(trainer.results(), undisturbed.results()),

@@ -6,12 +6,13 @@ Without a terminal, without rich, or where the squares cannot be written, it is 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import trio
 
+from ..transaction import TransactionState
 from .picture import Cell, Happened, Picture, Row, Tone
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FRAME_S: Final = 0.08
 EVENTS_SHOWN: Final = 7
+DIM: Final = "grey50"
 SPACED_TURNS: Final = 20
 """Rows with more turns than this have no space between their squares."""
 
@@ -32,7 +34,7 @@ LETTERS: Final = {
     Cell.BROKEN: "!",
 }
 SQUARES: Final = {
-    Cell.OPEN: ("·", "grey50"),
+    Cell.OPEN: ("·", DIM),
     Cell.DONE: ("■", "dark_sea_green4"),
     Cell.HELD: ("■", "steel_blue"),
     Cell.LOST: ("□", "indian_red"),
@@ -42,7 +44,7 @@ SQUARES: Final = {
 WORDS: Final = {
     Cell.DONE: "finished",
     Cell.HELD: "held by the checkpoint",
-    Cell.LOST: "lost with the crash",
+    Cell.LOST: "lost",
     Cell.REDONE: "redone",
     Cell.OPEN: "open",
     Cell.BROKEN: "held, and run again",
@@ -53,6 +55,19 @@ TONES: Final = {
     Tone.CHECKPOINT: "steel_blue",
     Tone.CRASH: "indian_red",
     Tone.BAD: "bold red",
+}
+
+
+PHASES: Final[Mapping[str, str]] = {
+    TransactionState.FREEZING: "freeze",
+    TransactionState.PREPARING: "prepare",
+    TransactionState.COMMITTING: "commit",
+    TransactionState.SETTLING: "settle",
+    TransactionState.SAVING: "save",
+    TransactionState.VALIDATING: "validate",
+    TransactionState.PUBLISHED: "ack",
+    TransactionState.RESUMING: "resume",
+    TransactionState.ABORTING: "abort",
 }
 
 
@@ -125,44 +140,44 @@ def _legend(picture: Picture) -> list[Cell]:
 
 @asynccontextmanager
 async def _live(picture: Picture, out: TextIO) -> AsyncIterator[None]:
+    """Frames on the alternate screen, so that nothing is erased before it is written anew; the last one stays."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(file=out, highlight=False)
 
-    def draw() -> RenderableType:
+    def frame() -> RenderableType:
         return drawn(picture, console.size.width, console.size.height)
 
-    with Live(draw(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(frame(), console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
+        async with trio.open_nursery() as nursery:
 
-        async def frames() -> None:
-            while True:
-                live.update(draw(), refresh=True)
-                await trio.sleep(FRAME_S)
+            async def frames() -> None:
+                while True:
+                    live.update(frame(), refresh=True)
+                    await trio.sleep(FRAME_S)
 
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(frames)
-                yield
-                nursery.cancel_scope.cancel()
-        finally:
-            live.update(draw(), refresh=True)
+            nursery.start_soon(frames)
+            yield
+            nursery.cancel_scope.cancel()
+    console.print(drawn(picture, console.size.width, None))
 
 
-def drawn(picture: Picture, width: int, height: int) -> RenderableType:
-    """The picture for a terminal of this size."""
+def drawn(picture: Picture, width: int, height: int | None) -> RenderableType:
+    """The picture for a terminal of this size; without a height, all of it."""
     from rich.console import Group
     from rich.text import Text
 
-    rows = list(picture.rows.values())
-    fitting = max(4, height - EVENTS_SHOWN - 7)
-    parts: list[Any] = [_headline(picture, width), Text()]
-    parts += [_row(row, picture, width) for row in rows[:fitting]]
-    if len(rows) > fitting:
-        parts.append(Text(f"  and {len(rows) - fitting} more", style="grey50"))
-    parts += [_legend_line(picture), Text(), _phases(picture)]
-    events = picture.happened[-EVENTS_SHOWN:]
-    parts += [_event(each) for each in events] + [Text()] * (EVENTS_SHOWN - len(events))
+    rows, events = list(picture.rows.values()), picture.happened
+    if height is not None:
+        airy = height >= len(rows) + EVENTS_SHOWN + 8
+        fitting = height - EVENTS_SHOWN - 5 if not airy else len(rows)
+        rows, events = rows[:fitting] if fitting < len(rows) else rows, events[-EVENTS_SHOWN:]
+    air = [Text()] if height is None or airy else []
+    parts = [_headline(picture, width), *air, *(_row(row, picture, width) for row in rows)]
+    if len(rows) < len(picture.rows):
+        parts[-1] = Text(f"  and {len(picture.rows) - len(rows) + 1} more rollouts", style=DIM)
+    parts += [_legend_line(picture), *air, *_phases(picture), *air, *map(_event, events)]
     for part in parts:
         part.truncate(width - 1, overflow="ellipsis")
     return Group(*parts)
@@ -174,7 +189,7 @@ def _headline(picture: Picture, width: int) -> Text:
     clock = f"{picture.elapsed_s:5.1f} s"
     title = Text(picture.title, style="bold")
     title.truncate(width - len(clock) - 3, overflow="ellipsis", pad=True)
-    return title.append(f" {clock}", style="grey50")
+    return title.append(f" {clock}", style=DIM)
 
 
 def _row(row: Row, picture: Picture, width: int) -> Text:
@@ -186,12 +201,13 @@ def _row(row: Row, picture: Picture, width: int) -> Text:
     between = " " if longest <= SPACED_TURNS else ""
     text = Text("  ").append(f"{row.rollout_id:{names}}  ")
     if width >= names + games + longest * (1 + len(between)) + 24:
-        text.append(f"{row.env_id:{games}}  ", style="grey50")
+        text.append(f"{row.env_id:{games}}  ", style=DIM)
     for cell in row.cells:
         square, style = SQUARES[cell]
         text.append(square + between, style=style)
     text.append(" " * ((longest - row.turns) * (1 + len(between)) + 1))
-    return text.append(_standing(row), style="grey50" if row.reward is None else "")
+    parked = picture.stands and row.status and row.reward is None
+    return text.append("parked" if parked else _standing(row), style=DIM if row.reward is None else "")
 
 
 def _legend_line(picture: Picture) -> Text:
@@ -200,26 +216,26 @@ def _legend_line(picture: Picture) -> Text:
     text = Text("  ")
     for cell in _legend(picture):
         square, style = SQUARES[cell]
-        text.append(square, style=style).append(f" {WORDS[cell]}   ", style="grey50")
+        text.append(square, style=style).append(f" {WORDS[cell]}   ", style=DIM)
     return text
 
 
-def _phases(picture: Picture) -> Text:
-    """The headline, and the phases of the newest checkpoint with their seconds."""
+def _phases(picture: Picture) -> list[Text]:
+    """The headline with the newest checkpoint, and a line of its phases with their milliseconds."""
     from rich.text import Text
 
-    text = Text(f"  {picture.headline}", style="bold")
+    first, second = Text(f"  {picture.headline}", style="bold"), Text("  ")
     if picture.checkpoint_id:
-        text.append(f"   {picture.checkpoint_id} ", style="steel_blue")
-        for name, seconds in picture.phases:
-            text.append(f" {name} {seconds:.2f}", style="grey50")
-        if picture.phase:
-            text.append(f" {picture.phase} ...", style="steel_blue")
-    return text
+        now = "" if picture.phase is None else f": {picture.phase} ..."
+        first.append(f"   {picture.checkpoint_id}{now}", style="steel_blue")
+        for phase, seconds in picture.phases:
+            second.append(f"{PHASES.get(phase, phase)} ", style=DIM).append(f"{1000 * seconds:.0f}  ")
+        second.append("ms" if picture.phases else "", style=DIM)
+    return [first, second]
 
 
 def _event(happened: Happened) -> Text:
     from rich.text import Text
 
-    text = Text(f"  {happened.at_s:5.1f} s  ", style="grey50")
+    text = Text(f"  {happened.at_s:5.1f} s  ", style=DIM)
     return text.append(happened.text, style=TONES[happened.tone])

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from ..launcher import Launcher, ProcessLauncher, ServerSpec
 from ..settings import Seams
-from .servers import APPS
+from .servers import MODULES, factory
 
 CHECKPOINTS: Final = "checkpoints"
 LOGS: Final = "logs"
@@ -54,7 +54,7 @@ class Processes(ProcessLauncher):
     transport: Callable[[], httpx.AsyncBaseTransport] | None = None
 
     def told(self) -> str:
-        return f"{len(self.pids)} processes {', '.join(map(str, self.pids.values()))}"
+        return f"{len(self.pids)} processes, pids {' '.join(map(str, self.pids.values()))}"
 
 
 @define(eq=False)
@@ -71,7 +71,7 @@ class ProcessWorld:
 
     def deployment(self, home: Path) -> Processes:
         env = {"STATECORE_ENABLED": "true", "STATECORE_ROOT": str(home / CHECKPOINTS)}
-        specs = [ServerSpec(name, f"participants.demo.servers:{name}", env) for name in APPS]
+        specs = [ServerSpec(name, factory(name), env) for name in MODULES]
         made = Processes(specs, home / LOGS, token=self.token, environment=self.environment, lifeline=True)
         self._deployments.append(made)
         return made
