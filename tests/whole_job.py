@@ -21,6 +21,7 @@ from participants.http import ASGIApp
 from participants.policy_model import PolicyModel
 from participants.records import Disposition
 from participants.settings import Seams, Settings
+from participants.store import Store
 from participants.testing import InMemoryLauncher, InMemoryNetwork
 from participants.trainer import Dispatch, Result
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
@@ -132,6 +133,10 @@ class WholeJob:
             return kinds[name](config, seams, transport)
 
         return make
+
+    def store(self) -> Store:
+        """The root as a reader sees it."""
+        return Store(ROOT, self.disk, SeededEntropy("reader"), self.clock)
 
     def dispatches(self, turns: int, *rollouts: str) -> list[Dispatch]:
         return [Dispatch(each, {"question": each, "turns": turns}, "env") for each in rollouts]
