@@ -9,7 +9,6 @@ one of them bounded by its deadline.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import Any, Final
 
 import httpx
@@ -19,33 +18,15 @@ from attrs import frozen
 from statecore.errors import StatecoreError
 
 from .client import ControlClient, ControlError, Reply, Retries
+from .introduction import Role, UnknownRole, introduce
 from .outcomes import CoordinatorError
 from .recovery import Server
 from .settings import Seams
 
 MAX_PARTICIPANTS: Final = 10_000
-
-
-class Role(StrEnum):
-    """What a server is in a checkpoint."""
-
-    ENVIRONMENT = "environment"
-    POLICY = "policy"
-    AGENT = "agent"
-    RESOURCES = "resources"
-    AUXILIARY = "auxiliary"
-
-
 PREPARE_ORDER: Final = (Role.ENVIRONMENT, Role.POLICY, Role.AGENT, Role.RESOURCES)
 RESUME_ORDER: Final = (Role.RESOURCES, Role.POLICY, Role.AGENT, Role.ENVIRONMENT)
 RETIRE_ORDER: Final = ((Role.ENVIRONMENT,), (Role.AGENT,), (Role.POLICY, Role.RESOURCES))
-_ROLE_OF_KIND: Final = {
-    "environment": Role.ENVIRONMENT,
-    "model": Role.POLICY,
-    "agent": Role.AGENT,
-    "resources": Role.RESOURCES,
-}
-_KIND_OF_ROLE: Final = {role: kind for kind, role in _ROLE_OF_KIND.items()}
 
 
 class DiscoveryFailed(CoordinatorError):
@@ -218,47 +199,13 @@ async def discover(
 async def _member(name: str, control: ControlClient, seams: Seams, max_clock_skew_s: float) -> Member | None:
     """The participant of that name, None if it takes no part."""
     try:
-        said, skew_s = await _timed(control.capabilities, control, seams)
-    except ControlError as error:
-        if error.status != 404:
-            raise
-        return await _without_capabilities(name, control, seams, max_clock_skew_s)
-    role = said.get("instance_role")
-    if role not in set(Role):
-        raise DiscoveryFailed([f"{name}: its capabilities have no instance_role (got {role!r}); declare one (S1)"])
-    if Role(role) is Role.AUXILIARY:
+        found = await introduce(control, seams.clock)
+    except UnknownRole as error:
+        raise DiscoveryFailed([f"{name}: {error}"]) from error
+    if found is None or found.role is Role.AUXILIARY:
         return None
-    _check_clock(name, skew_s, max_clock_skew_s)
-    kind = said.get("kind", _KIND_OF_ROLE[Role(role)])
-    return Member(
-        name, Role(role), str(kind), str(said.get("instance", name)), str(said.get("checkpoint_mode", "")), control
-    )
-
-
-async def _without_capabilities(
-    name: str, control: ControlClient, seams: Seams, max_clock_skew_s: float
-) -> Member | None:
-    try:
-        said, skew_s = await _timed(control.status, control, seams)
-    except ControlError as error:
-        if error.status == 404:
-            return None
-        raise
-    role = _ROLE_OF_KIND.get(str(said.get("kind")))
-    if role is None:
-        raise DiscoveryFailed([f"{name}: its status has an unknown kind {said.get('kind')!r}"])
-    _check_clock(name, skew_s, max_clock_skew_s)
-    return Member(name, role, str(said["kind"]), str(said.get("instance", name)), str(said.get("mode", "")), control)
-
-
-async def _timed(ask: Callable[[], Any], control: ControlClient, seams: Seams) -> tuple[Reply, float | None]:
-    """The reply, and by how much the server's clock is off at least (seconds; None where it does not say)."""
-    sent = seams.clock.time()
-    reply: Reply = await ask()
-    came = seams.clock.time()
-    if control.server_ts is None:
-        return reply, None
-    return reply, max(sent - control.server_ts, control.server_ts - came, 0.0)
+    _check_clock(name, None if found.clock is None else found.clock.skew_s, max_clock_skew_s)
+    return Member(name, found.role, found.kind, found.instance, found.mode, control)
 
 
 def _check_clock(name: str, skew_s: float | None, bound_s: float) -> None:

@@ -146,6 +146,7 @@ class Participant:
             "kind": self.part.kind,
             "instance": self.name,
             "phase": self.phase.wire,
+            "state": self.phase.value,  # peers know no `born` and no `broken`, people need them
             "checkpoint_id": self.control.checkpoint_id,
             "lease_expires_at": self.control.lease_until,
             "retired_rollouts": len(self.fences.retired),

@@ -109,6 +109,14 @@ class Settings:
         return self
 
 
+def control_token(variable: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:
+    """The control token that `variable` of the environment holds, or that a server would find there; None if unset."""
+    environ = os.environ if environ is None else environ
+    if variable is not None:
+        return environ.get(variable)
+    return environ.get(f"{PREFIX}CONTROL_AUTH_TOKEN", environ.get(TOKEN_VARIABLE))
+
+
 _BOOLS = {"enabled", "epoch_required"}
 _INTEGERS = {"epoch", "max_held", "max_retained_bytes", "max_body_bytes", "max_operations"}
 _NUMBERS = {"lease_grace_seconds", "max_deadline_s"}
