@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import httpx
 from attrs import field, frozen
 
-from statecore import Refused, WireError, WireErrors
+from statecore import WireError, WireErrors
 from statecore.wire import parse, structure, unstructure
 
 from ._fields import encode_line, is_version
@@ -31,7 +31,7 @@ from .agent_session import (
 )
 from .attempt import AttemptState
 from .cookies import SessionCookies
-from .executions import Capture, Execution, Executions, ParticipantLost, never
+from .executions import Execution, Executions, Response, handled, never
 from .http import (
     Answer,
     ASGIApp,
@@ -39,8 +39,6 @@ from .http import (
     Message,
     Scope,
     Send,
-    encode_body,
-    refusal,
     refuse_request,
     replay,
     send_answer,
@@ -82,8 +80,24 @@ class CloseSession:
 
 
 @frozen(kw_only=True)
+class KeptReply:
+    """An activation's reply: status, headers as [name, value], body as text."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: str
+
+    @classmethod
+    def of(cls, response: Response) -> KeptReply:
+        return cls(status=response.status, headers=response.headers, body=response.body.decode())
+
+    def response(self) -> Response:
+        return Response(self.status, self.headers, self.body.encode())
+
+
+@frozen(kw_only=True)
 class KeptSession:
-    """Payload of a record's `session`: how many activations have their reply, and the last one's reply.
+    """Payload of a record's `session`: how many activations were answered, and the last one's reply.
 
     `payload_digest` is of what the session was given to do by the activation under way, or the last one.
     """
@@ -92,7 +106,7 @@ class KeptSession:
     activations: int = 0
     task_digest: str = ""
     payload_digest: str = ""
-    reply: Any = None
+    reply: KeptReply | None = None
 
 
 @frozen
@@ -267,7 +281,7 @@ class Agent(Server):
         if (
             live.unclaimed
             and live.payload_digest not in ("", digest)
-            and live.replied == live.activations < (index or 0)
+            and live.answered == live.activations < (index or 0)
         ):
             raise refuse_request(
                 "checkpoint_error", f"{episode.key} continues an activation that was given something else"
@@ -305,28 +319,13 @@ class Agent(Server):
         return live
 
     async def _run_activation(self, live: LiveSession, activation: Activation, request: Incoming, app: ASGIApp) -> None:
-        capture = Capture()
         scope = {**request.scope, SESSION_KEY: live}
-        finished = False
-        try:
-            with activation.cancel:
-                await app(scope, replay(request.body, never), capture)
-                finished = True
-            answer = None if finished else refusal(refuse_request("stale_attempt", f"{live.episode.key} was retired"))
-        except Refused as refused:
-            answer = refusal(refused)
-        except ParticipantLost as lost:
-            answer = refusal(refuse_request("participant_lost", str(lost)))
-        except Exception as error:
-            detail = f"{type(error).__name__}: {error}"
-            answer = Answer(500, {"error": {"code": "execution_failed", "detail": detail}})
-        if answer is None:
-            response = capture.response
-            activation.reply = {"status": response.status, "body": response.body.decode("utf-8", "replace")}
+        response, own = await handled(app, scope, replay(request.body, never), activation.cancel, live.episode)
+        activation.response = response
+        if own and response.is_text:
             # what a continuation of the episode needs of this session from here on is the reply, at these positions
             live.boundary = frozen_boundary(live, state=None, items=None, usage=None)
-        else:
-            activation.reply = {"status": answer.status, "body": encode_body(answer.body).decode()}
+            activation.answered = True
         live.end(completed=False)
         activation.done.set()
 
@@ -385,7 +384,7 @@ class Agent(Server):
             live.task = each.own.get("task") if isinstance(each.own, dict) else None
             live.mark_restored()
             if each.session.reply is not None:
-                live.last = Activation(each.session.activations, reply=each.session.reply)
+                live.last = Activation(each.session.activations, response=each.session.reply.response(), answered=True)
                 live.last.done.set()
             self._sessions[each.episode, each.key] = live
         for episode in scope:
@@ -424,9 +423,11 @@ class Agent(Server):
 
 def _record(live: LiveSession) -> AgentRecord:
     last = live.last
-    reply = last.reply if last is not None and last.done.is_set() else None
     session = KeptSession(
-        activations=live.replied, task_digest=live.task_digest, payload_digest=live.payload_digest, reply=reply
+        activations=live.answered,
+        task_digest=live.task_digest,
+        payload_digest=live.payload_digest,
+        reply=KeptReply.of(last.response) if last is not None and last.answered and last.response else None,
     )
     own = None
     if live.key == OWN_RUN:
@@ -480,9 +481,9 @@ def _activation_index(request: Incoming) -> int | None:
 
 async def _replied(activation: Activation, send: Send) -> None:
     await activation.done.wait()
-    reply = activation.reply
-    assert reply is not None
-    await send_bytes(send, reply["status"], reply["body"].encode())
+    response = activation.response
+    assert response is not None
+    await send_bytes(send, response.status, response.body, response.headers)
 
 
 def _with_header(send: Send, name: str, value: str) -> Send:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import httpx
 from attrs import define, field, frozen
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
 
 from statecore import Snapshot, StatecoreError
 from statecore.wire import parse, sha256_hex, structure, unstructure
@@ -21,6 +22,7 @@ from statecore.wire import parse, sha256_hex, structure, unstructure
 from ._fields import SCHEMA_VERSION, encode_line
 from .admission import Activity
 from .attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released, Restored, Tombstoned
+from .executions import Response
 from .identity import EpisodeId
 from .peers import Peer, Trail
 from .positions import Position
@@ -56,12 +58,17 @@ class Frozen:
 
 @define(eq=False)
 class Activation:
-    """One activation of a session's handler; a repeat of the last one gets the same reply."""
+    """One activation of a session's handler; a repeat of the last one gets the same response.
+
+    `answered`: the response is the handler's own, and what an episode that is continued gets instead of running it
+    again.
+    """
 
     index: int
     cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
     done: anyio.Event = field(factory=anyio.Event)
-    reply: dict[str, Any] | None = None
+    response: Response | None = None
+    answered: bool = False
 
 
 @define(eq=False)
@@ -96,9 +103,9 @@ class LiveSession:
         self.machine, _ = ATTEMPT.step(self.machine, event)
 
     @property
-    def replied(self) -> int:
-        """How many activations have their reply."""
-        return self.activations if self.last is None or self.last.done.is_set() else self.activations - 1
+    def answered(self) -> int:
+        """How many activations were answered."""
+        return self.activations if self.last is None or self.last.answered else self.activations - 1
 
     @property
     def blocks(self) -> bool:
@@ -242,7 +249,7 @@ class Session:
             self._moved_at = self._agent.seams.clock.monotonic()
         return True
 
-    def finish(self, result: Any, status: int = 200) -> Response:
+    def finish(self, result: Any, status: int = 200) -> HttpResponse:
         """The rollout's answer; its receipt goes into a header, and the server keeps it until that is acknowledged."""
         self._finished = True
         self._check()

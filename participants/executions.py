@@ -20,6 +20,7 @@ from statecore.wire import digest, parse, sha256_hex, structure
 
 from .handoff import HANDOFF, Acknowledged, Asked, Finished, Handoff, Kept
 from .http import (
+    JSON_TYPE,
     Answer,
     ASGIApp,
     Incoming,
@@ -53,9 +54,18 @@ class Response:
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the body is UTF-8, so that it can be kept in a record."""
+        try:
+            self.body.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
     @classmethod
     def of(cls, answer: Answer) -> Response:
-        return cls(answer.status, answer.headers, encode_body(answer.body))
+        return cls(answer.status, (JSON_TYPE, *answer.headers), encode_body(answer.body))
 
 
 class Capture:
@@ -71,7 +81,7 @@ class Capture:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             named = ((k.decode("latin-1").lower(), v.decode("latin-1")) for k, v in message.get("headers", ()))
-            self.headers = tuple((k, v) for k, v in named if k not in ("content-length", "content-type"))
+            self.headers = tuple((k, v) for k, v in named if k != "content-length")
         elif message["type"] == "http.response.body":
             self.parts.append(message.get("body", b""))
             self.complete = not message.get("more_body", False)
@@ -79,6 +89,33 @@ class Capture:
     @property
     def response(self) -> Response:
         return Response(self.status, self.headers, b"".join(self.parts))
+
+
+async def handled(
+    app: ASGIApp, scope: Any, receive: Receive, cancel: anyio.CancelScope, episode: EpisodeId
+) -> tuple[Response, bool]:
+    """The response of a handler that outlives its callers, and whether it is the handler's own.
+
+    What it is not: a refusal, a lost server, an exception or the end of its attempt, each as peers know it (S42, I97).
+    """
+    capture = Capture()
+    try:
+        with cancel:
+            await app(scope, receive, capture)
+        if not cancel.cancelled_caught:
+            return capture.response, True
+        refused = refuse_request(
+            "stale_attempt", f"rollout {episode.rollout_id!r} attempt {episode.attempt} was retired"
+        )
+        answer = refusal(refused)
+    except Refused as refused:
+        answer = refusal(refused)
+    except ParticipantLost as lost:
+        answer = refusal(refuse_request("participant_lost", str(lost)))
+    except Exception as error:  # one rollout's failure is its own
+        log.exception("rollout %s failed", episode.key)
+        answer = Answer(500, {"error": {"code": "execution_failed", "detail": f"{type(error).__name__}: {error}"}})
+    return Response.of(answer), False
 
 
 @define(eq=False)
@@ -172,23 +209,7 @@ class Executions:
         return execution
 
     async def _execute(self, execution: Execution, app: ASGIApp, scope: Any, receive: Receive) -> None:
-        capture = Capture()
-        try:
-            with execution.cancel:
-                await app(scope, receive, capture)
-            if execution.cancel.cancelled_caught:
-                detail = f"rollout {execution.episode.rollout_id!r} attempt {execution.episode.attempt} was retired"
-                response = Response.of(refusal(refuse_request("stale_attempt", detail)))
-            else:
-                response = capture.response
-        except Refused as refused:
-            response = Response.of(refusal(refused))
-        except ParticipantLost as lost:
-            response = Response.of(refusal(refuse_request("participant_lost", str(lost))))
-        except Exception as error:  # S42: one rollout's failure is its own
-            log.exception("rollout %s failed", execution.episode.key)
-            detail = f"{type(error).__name__}: {error}"
-            response = Response.of(Answer(500, {"error": {"code": "execution_failed", "detail": detail}}))
+        response, _ = await handled(app, scope, receive, execution.cancel, execution.episode)
         self._finish(execution, response)
 
     def _finish(self, execution: Execution, response: Response) -> None:

@@ -27,6 +27,7 @@ Headers = Iterable[tuple[str, str]]
 
 T = TypeVar("T")
 
+JSON_TYPE: Final = ("content-type", "application/json")
 REQUEST_KEY: Final = "statecore.request"
 """Where in the ASGI scope the request is, once it was read."""
 
@@ -170,11 +171,12 @@ def encode_body(value: Any) -> bytes:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    await send_bytes(send, answer.status, encode_body(answer.body), answer.headers)
+    await send_bytes(send, answer.status, encode_body(answer.body), (JSON_TYPE, *answer.headers))
 
 
-async def send_bytes(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """One whole response; `headers` say what `body` is."""
+    raw = [(b"content-length", str(len(body)).encode())]
     raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})

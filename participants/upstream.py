@@ -23,6 +23,7 @@ from statecore.wire import parse
 
 from .client import make_client
 from .http import (
+    JSON_TYPE,
     REQUEST_KEY,
     Answer,
     ASGIApp,
@@ -286,7 +287,7 @@ class CallableUpstream(Upstream):
             await send_answer(send, Answer(500, {"error": {"code": "upstream_failed", "detail": detail}}))
         else:
             if parts is None:
-                await send_bytes(send, 200, body)
+                await send_bytes(send, 200, body, (JSON_TYPE,))
             else:
                 await _stream(part, parts, send)
 
