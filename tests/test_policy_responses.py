@@ -303,6 +303,33 @@ async def test_retire_reaches_into_a_foreign_application(autojump_clock: trio.te
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("own", [None, LookupError("mine")])
+async def test_a_refusal_is_no_matter_of_the_application(
+    own: Exception | None, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What ends a response early is our answer, also where the application swallows it or makes its own error of it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        await trio.sleep(10)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"late"})
+        except Exception as error:
+            if own is not None:
+                raise own from error
+
+    async with running(app=app) as policy, trio.open_nursery() as nursery:
+        calls = Calls(nursery, policy)
+        calls.start("one", "r1")
+        await trio.sleep(5)
+        nursery.start_soon(policy.chat, "r1-a1", [user("newer")])
+        reply = await calls.reply("one")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "stale_attempt")
+        assert policy.network.errors == []
+
+
+@pytest.mark.trio
 async def test_a_response_that_nobody_ends_is_a_failure() -> None:
     """An application that returns without a whole response leaves a failure row; nothing passes for its reply."""
 
