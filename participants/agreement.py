@@ -1,10 +1,10 @@
 """Whether the parts of one execution are one execution at one boundary. Pure.
 
 Rules (docs/reference/protocol.md section 7, *agree*): every part that a boundary names has a record at exactly that
-position, compared whole (I35, S46), and every resources record is named; the last model call and all its parents are
-rows of the model record (I34, S12); each row's tokens are in the token store (I56, S14); the task is the one that was
-dispatched. What a peer of another make does not say is accepted and counted. File digests prove none of this: copies
-of different moments are all intact.
+position, compared whole (I35, S46), every resources record is named, and every agent session that an environment names
+has a record (I34); the last model call and all its parents are rows of the model record (I34, S12); each row's tokens
+are in the token store (I56, S14); the task is the one that was dispatched. What a peer of another make does not say is
+accepted and counted. File digests prove none of this: copies of different moments are all intact.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _boundaries(pieces: Pieces, task_digest: str) -> list[tuple[str, AgentBounda
             raise _Differs(f"{name} has another task ({environment.task_digest[:12]}, not {task_digest[:12]})")
         if environment.boundary is None:
             raise _Differs(f"{name} has no boundary yet")
-        EnvironmentBoundary.read(environment.boundary)
+        boundary = EnvironmentBoundary.read(environment.boundary)
+        for agent in boundary.sessions if boundary is not None else ():
+            if agent not in {instance for instance, _ in pieces.agents}:
+                raise _Differs(f"{name} has a session at {agent}, which has no record of it")
     boundaries: list[tuple[str, AgentBoundary | None]] = []
     for name, agent in pieces.agents:
         if agent.boundary is None:

@@ -177,7 +177,6 @@ class Episode:
         known = sessions.get(agent)
         if known is None:
             known = AgentSessions(session_key=self._environment.seams.entropy.token_hex(16), activations=0)
-            sessions[agent] = known
         done = self._activations.get(agent, 0)
 
         async def send() -> Any:
@@ -303,6 +302,7 @@ class Episode:
             if not reply.ok:
                 raise EpisodeError(f"{agent} opened no session: {reply.status} {reply.body!r}")
             self._opened.add(agent)
+            live.sessions.setdefault(agent, AgentSessions(session_key=key, activations=0))  # now it has a record there
         accesses = canonical({name: handle.access | {"body": None} for name, handle in self._handles.items()})
         headers = {ACTIVATION_HEADER: str(index), ACCESSES_HEADER: accesses.decode("ascii", "strict")}
         reply = await peer.post(path, body, headers=headers if live is not None else {})
@@ -318,8 +318,8 @@ class Episode:
         live.step(WaitBegan())
         live.reason = "closes its sessions"
         episode_id = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
-        for agent in self._opened:
-            body = {"agent_session_id": live.sessions[agent].session_key, "episode_id": episode_id}
+        for agent, session in live.sessions.items():
+            body = {"agent_session_id": session.session_key, "episode_id": episode_id}
             await self._quietly(agent, "/v1/agent_sessions/close", body)
         for name in self._handles:
             await self._quietly(name, "/close_session", {})
