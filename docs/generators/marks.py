@@ -1,0 +1,112 @@
+"""The pages of numbered statements, with where each is checked: read from the marks in tests and models.
+
+A mark is `Covers: I24, S9` in a docstring, `covers="I24"` at a property of a world, or a test named `test_s09_...`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+STATEMENTS: Final = Path(__file__).with_name("statements.toml")
+SUITES: Final = {"models": "every reachable state", "stateful_tests": "at random", "tests": "by example"}
+_COVERS = re.compile(r"Covers:\s*([^\"]*)", re.DOTALL)
+_NUMBER = re.compile(r"\b([IS])(\d+)(?:\s*-\s*[IS]?(\d+))?\b")
+_SCENARIO = re.compile(r"test_s(\d\d?)_")
+
+
+@cache
+def told() -> dict[str, Any]:
+    return tomllib.loads(STATEMENTS.read_text(encoding="utf-8"))
+
+
+def invariants() -> str:
+    """The page of invariants."""
+    parts = [
+        "# Invariants",
+        "What must hold, by number; code, tests and models cite these numbers. The columns say where a number is\n"
+        "checked, read from the marks in the suites: in *every reachable state* of a small world, *at random* on\n"
+        "running code, *by example*. **gap**: nothing is marked as checking it. `make docs` reads the marks again.",
+    ]
+    checked = 0
+    numbers = 0
+    for section in told()["invariants"].values():
+        rows = [each for each in section if each != "title"]
+        numbers += len(rows)
+        checked += sum(bool(places().get(each)) for each in rows)
+        parts += [f"## {section['title']}", _table(rows, section)]
+    later = sum(name.startswith("I") and not places().get(name) for name in told()["later"])
+    gaps = numbers - checked - later
+    parts.insert(2, f"{checked} of {numbers} are checked; {later} wait for what is not built, {gaps} are gaps.")
+    return "\n\n".join(parts) + "\n"
+
+
+def scenarios() -> str:
+    """The page of scenarios."""
+    rows = list(told()["scenarios"])
+    return "\n\n".join([
+        "# Scenarios",
+        "Ways in which checkpoints of this kind have gone wrong, by number; code and tests cite these numbers, which\n"
+        "have holes. What is checked where is told as on the page of [invariants](invariants.md).",
+        _table(rows, told()["scenarios"]),
+    ]) + "\n"  # fmt: skip
+
+
+def _table(numbers: list[str], statements: dict[str, str]) -> str:
+    head = ["number", "statement", *SUITES.values()]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for number in numbers:
+        found = places().get(number, {})
+        cells = [", ".join(map(_link, sorted(found.get(suite, ())))) for suite in SUITES]
+        if not found:
+            later = told()["later"].get(number)
+            cells[0] = "**gap**" if later is None else f"not built: {later}"
+        lines.append(f"| {number} | {statements[number]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _link(path: str) -> str:
+    return f"[{Path(path).stem.removeprefix('test_')}](../../{path})"
+
+
+@cache
+def places() -> dict[str, dict[str, set[str]]]:
+    """number -> suite -> files with a mark of it. ValueError for a number that there is no statement for."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    known = {each for section in told()["invariants"].values() for each in section} | set(told()["scenarios"])
+    for suite in SUITES:
+        for path in sorted((ROOT / suite).rglob("*.py")):
+            relative = path.relative_to(ROOT).as_posix()
+            for number in marks(ast.parse(path.read_text(encoding="utf-8")), in_a_world=suite == "models"):
+                if number not in known:
+                    raise ValueError(f"{relative} covers {number}, which has no statement")
+                found[number][suite].add(relative)
+    return found
+
+
+def marks(tree: ast.AST, *, in_a_world: bool) -> Iterator[str]:
+    """Every number that a module marks as covered; properties count where worlds are models and not tests of worlds."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for text in _COVERS.findall(ast.get_docstring(node) or ""):
+                yield from numbers_in(text.split("\n\n")[0])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (named := _SCENARIO.match(node.name)):
+            yield f"S{int(named[1])}"
+        if in_a_world and isinstance(node, ast.keyword) and node.arg == "covers":
+            for leaf in ast.walk(node.value):
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                    yield from numbers_in(leaf.value)
+
+
+def numbers_in(text: str) -> Iterator[str]:
+    """`I13-I15, S9` one by one."""
+    for letter, first, last in _NUMBER.findall(text):
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{letter}{number}"
