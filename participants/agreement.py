@@ -126,10 +126,10 @@ def _boundaries(pieces: Pieces, task_digest: str) -> list[tuple[str, AgentBounda
             raise _Differs(f"{name} has another task ({environment.task_digest[:12]}, not {task_digest[:12]})")
         if environment.boundary is None:
             raise _Differs(f"{name} has no boundary yet")
-        boundary = EnvironmentBoundary.read(environment.boundary)
-        for agent in boundary.sessions if boundary is not None else ():
-            if agent not in {instance for instance, _ in pieces.agents}:
-                raise _Differs(f"{name} has a session at {agent}, which has no record of it")
+        step = EnvironmentBoundary.read(environment.boundary)
+        for other in step.sessions if step is not None else ():
+            if other not in {instance for instance, _ in pieces.agents}:
+                raise _Differs(f"{name} has a session at {other}, which has no record of it")
     boundaries: list[tuple[str, AgentBoundary | None]] = []
     for name, agent in pieces.agents:
         if agent.boundary is None:
