@@ -91,7 +91,12 @@ async def start(fleet: Fleet, turnstile: Turnstile, *names: str, **kinds: Callab
 
     The policy model is one with a control plane if it is named, and a plain one otherwise.
     """
-    makers = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment} | kinds
+    makers: dict[str, Callable[..., ASGIApp]] = {
+        "tools": counter_resources,
+        "simple_agent": counting_agent,
+        "env": counting_environment,
+        **kinds,
+    }
     config = fleet.config("policy_model", "tools", "simple_agent", "env")
     if "policy_model" in names:
         model = PolicyModel("policy_model", config, turnstile.generate, seams=fleet.seams("policy_model"))
@@ -134,14 +139,14 @@ async def commit(fleet: Fleet, where: str, *servers: str, attempt: int = 0, chec
     for each in servers:
         assert (await done(fleet.control(each, "prepare", checkpoint_id)))["phase"] == "prepared"
     for each in servers:
-        body = {"checkpoint_dir": str(ROOT / where), "episode_ids": scope(attempt)}
+        body: Any = {"checkpoint_dir": str(ROOT / where), "episode_ids": scope(attempt)}
         await done(fleet.control(each, "commit", checkpoint_id, **body))
 
 
 async def restore(fleet: Fleet, where: str, *servers: str, attempt: int = 0) -> None:
     """Every server has installed its part of r1 and is open."""
     for each in servers:
-        body = {"checkpoint_dir": str(ROOT / where), "episode_ids": scope(attempt)}
+        body: Any = {"checkpoint_dir": str(ROOT / where), "episode_ids": scope(attempt)}
         restored = await done(fleet.control(each, "restore", "rs", **body))
         assert restored["restored"] == [EpisodeId("r1", attempt + 1).key], (each, restored)
     for each in servers:

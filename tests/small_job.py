@@ -47,7 +47,8 @@ def seams(disk: MemoryDisk, seed: int | str) -> Seams:
 
 
 def settings(**changes: Any) -> Settings:
-    return Settings(**{"enabled": True, "control_auth_token": TOKEN, "root": ROOT} | changes)
+    values: dict[str, Any] = {"enabled": True, "control_auth_token": TOKEN, "root": ROOT}
+    return Settings(**(values | changes))
 
 
 def answer(_path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -344,7 +344,7 @@ async def restored_alive(fleet: Fleet, kind: type[Agent], episode_ids: list[Any]
         await commit(fleet, "ck", "tools", "simple_agent")
         for each in ("tools", "simple_agent"):
             await done(fleet.control(each, "resume"))
-        body = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": episode_ids}
+        body: Any = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": episode_ids}
         answer = await fleet.control("simple_agent", "restore", "rs", **body)
         policy.allow("r1", 3)
         await trio.sleep(1200)

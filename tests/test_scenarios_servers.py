@@ -182,8 +182,8 @@ async def early_call(fleet: Fleet, kind: type[Resources[Counter]]) -> tuple[str,
     born = fleet.config(epoch=2, epoch_required=True)
     await fleet.start("tools", counter_resources(born, fleet.seams("tools"), kind=kind))
     early = await fleet.post("tools", f"{R1}/seed_session")
-    told = {"headers": {"x-statecore-epoch": "2"}}
-    body = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": scope()}
+    told: Any = {"headers": {"x-statecore-epoch": "2"}}
+    body: Any = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": scope()}
     restored = await fleet.control("tools", "restore", "rs", **told, **body)
     await done(fleet.control("tools", "resume", "rs", **told))
     value = await fleet.post("tools", "/ng-rollout/r1-a1/increment", {"by": 1})
@@ -244,7 +244,7 @@ async def _two_servers(fleet: Fleet) -> Committed:
         await done(fleet.control(name, "prepare"))
     manifests = set()
     for name in values:
-        body = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": scope()}
+        body: Any = {"checkpoint_dir": str(ROOT / "ck"), "episode_ids": scope()}
         manifests.add(json.dumps((await done(fleet.control(name, "commit", **body)))["manifest"], sort_keys=True))
     counted = {}
     for name in values:

@@ -129,7 +129,11 @@ class WholeJob:
                 return self.makers[name](config, seams, transport)
             if name == "policy_model":
                 return PolicyModel(name, config, self.turnstile.generate, seams=seams, transport=transport).app()
-            kinds = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
+            kinds: dict[str, Maker] = {
+                "tools": counter_resources,
+                "simple_agent": counting_agent,
+                "env": counting_environment,
+            }
             return kinds[name](config, seams, transport)
 
         return make

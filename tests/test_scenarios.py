@@ -1,0 +1,46 @@
+"""The scenarios that are shown: each has one test named after it, which says what it is about and what it covers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+SHOWN = (1, 2, 6, 9, 10, 11, 13, 15, 18, 19, 20, 21, 23, 24, 28, 29, 37, 41, 46, 55)
+"""Scenarios that went wrong elsewhere: here each first goes wrong in a double, and then does not."""
+
+TEST = re.compile(r"test_s(\d\d)_[a-z0-9_]+\Z")
+NUMBER = re.compile(r"S(\d+)[:,]")
+
+
+def scenario_tests() -> dict[str, str]:
+    """The docstrings of all scenario tests, by name."""
+    found: dict[str, str] = {}
+    for path in sorted(Path(__file__).parent.glob("test_scenarios_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found[node.name] = ast.get_docstring(node) or ""
+    return found
+
+
+def test_every_scenario_that_is_shown_has_one_test_named_after_it() -> None:
+    """The list above is exact, in both directions."""
+    numbers = [TEST.match(name) for name in scenario_tests()]
+    assert all(numbers), scenario_tests().keys()
+    assert sorted(int(each[1]) for each in numbers if each is not None) == list(SHOWN)
+
+
+def test_every_scenario_test_says_its_number_and_what_it_covers() -> None:
+    """The docstring begins with the number in the name, and names invariants."""
+    for name, docstring in scenario_tests().items():
+        said, named = NUMBER.match(docstring), TEST.match(name)
+        assert said is not None and named is not None and int(said[1]) == int(named[1]), name
+        assert re.search(r"Covers: I\d", docstring), name
+
+
+def test_every_scenario_test_has_a_double_with_its_fault() -> None:
+    """Beside each double, its docstring or a comment says which fault was put in."""
+    for path in sorted(Path(__file__).parent.glob("test_scenarios_*.py")):
+        text = path.read_text(encoding="utf-8")
+        for section in re.split(r"^# --- (?=S)", text, flags=re.MULTILINE)[1:] or [text]:
+            assert "The fault" in section, f"{path.name}: {section[:40]}"
