@@ -50,7 +50,7 @@ def write(kind: type[Store], disk: CrashDisk, epoch: int, sequence: int) -> None
 
 
 def taken(kind: type[Store]) -> dict[Survives, Counter[tuple[str, int]]]:
-    """After a crash at each operation of writing a second checkpoint: which one a new life takes, and how much of it.
+    """After a crash at every third operation of writing a second checkpoint: what a new life takes, and how much of it.
 
     Counted are (its id, how many rollouts it continues), by what of the unsynced survives.
     """
