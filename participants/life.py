@@ -23,6 +23,7 @@ from statecore.wire import structure
 from .client import ControlError, Retries
 from .deployment import Deployment, Member
 from .fencing import own_id
+from .housekeeping import Housekeeping
 from .ledger import Ledger
 from .manifests import CheckpointId
 from .records import Receipt
@@ -100,6 +101,7 @@ class Life:
     ledger: Ledger = field(factory=Ledger)
     door: Door = field(factory=Door)
     hooks: trio.Lock = field(factory=trio.Lock)
+    housekeeping: Housekeeping = field(factory=Housekeeping)
     _stopped: StatecoreError | None = None
     _sequence: int = 0
     _changed: trio.Event = field(factory=trio.Event)
@@ -143,6 +145,15 @@ class Life:
         """One line in the journal, if there is one; every line carries the epoch."""
         if self.journal is not None:
             self.journal.record(machine, state, event, after, {"epoch": self.epoch, **ids})
+
+    async def tidy(self, checkpoint_id: str) -> None:
+        """The servers keep nothing of rollouts that are saved (I75); what fails is tried after the next checkpoint."""
+        deadline_ts = self.seams.clock.time() + self.settings.resume_timeout_s
+        problem = await self.housekeeping.run(
+            self.ledger, self.deployment, checkpoint_id, deadline_ts, self.settings.retire_batch
+        )
+        if problem:
+            log.warning("%s: servers still keep rollouts that are saved: %s", checkpoint_id, problem)
 
     async def acknowledge(self, members: tuple[Member, ...] | None = None) -> tuple[str, ...]:
         """Every retained result whose rollout is saved is released (I67); returns why some could not be.

@@ -8,7 +8,7 @@ fails anywhere, N+1 is retired everywhere, the servers open, and the rollouts st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from attrs import frozen
@@ -17,7 +17,8 @@ from statecore.seams import on_disk
 
 from .checkpoint import Checkpoint
 from .client import Reply
-from .deployment import RETIRE_ORDER, BadReply, Failure, Member, call_all, resume_all
+from .deployment import BadReply, Failure, Member, call_all, resume_all
+from .housekeeping import retire_all
 from .identity import EpisodeId
 from .life import Life, log
 from .outcomes import CoordinatorError
@@ -79,7 +80,10 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
             log.error("%s: restoring %s failed, everything starts fresh: %s", restore_id, checkpoint.directory, failed)
             deadline_ts = max(deadline_ts, life.seams.clock.time() + life.settings.resume_timeout_s)
     fenced = plan.retire + (tuple(each.successor for each in plan.scope) if failed else ())
-    await _retire(life, fenced, restore_id, deadline_ts)
+    try:
+        await retire_all(life.deployment, fenced, restore_id, deadline_ts, life.settings.retire_batch)
+    except Failure as failure:
+        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
     problems = await life.acknowledge()
     for problem in problems:
         log.warning("%s: not acknowledged yet: %s", restore_id, problem)
@@ -114,19 +118,3 @@ async def _install(
         "episode_ids": [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in scope],
     }
     await call_all(life.deployment.members, "restore", body, deadline_ts, check=check)
-
-
-async def _retire(life: Life, episodes: Iterable[EpisodeId], restore_id: str, deadline_ts: float) -> None:
-    """These attempts, and all below them, are fenced on every server."""
-    episodes = sorted(episodes)
-    size = life.settings.retire_batch
-    for roles in RETIRE_ORDER:
-        for start in range(0, len(episodes), size):
-            named = [
-                {"rollout_id": each.rollout_id, "attempt": each.attempt} for each in episodes[start : start + size]
-            ]
-            body = {"checkpoint_id": restore_id, "episode_ids": named}
-            try:
-                await call_all(life.deployment.of(*roles), "retire", body, deadline_ts)
-            except Failure as failure:
-                raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure

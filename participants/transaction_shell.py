@@ -196,7 +196,11 @@ class CheckpointRun:
     async def _thaw(self) -> Iterable[Event]:
         self.life.note(self.life.ledger.released())
         self.life.door.open()
-        return [tx.ServersResumed() if self.machine.state is tx.TransactionState.RESUMING else tx.Aborted()]
+        if self.machine.state is not tx.TransactionState.RESUMING:
+            return [tx.Aborted()]
+        if not self._unresumed:
+            await self.life.tidy(str(self.checkpoint_id))
+        return [tx.ServersResumed()]
 
     # --- what it comes to
 

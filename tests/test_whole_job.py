@@ -43,3 +43,28 @@ def test_the_seeds_example_redoes_nothing() -> None:
         assert {rollout: body["reward"] for rollout, body in job.trainer.accepted.items()} == {"B": 15, "C": 15}
 
     run(test)
+
+
+def test_servers_keep_nothing_of_rollouts_that_are_saved() -> None:
+    """After a checkpoint holds their results, servers end what is over, and forget it after the next one. Covers:
+    I75.
+    """
+
+    async def test(job: WholeJob) -> None:
+        async with job.coordinator() as coordinator:
+            recovered = await coordinator.recover()
+            rollouts = [f"r{index}" for index in range(5)]
+            for rollout in rollouts:
+                job.turnstile.allow(rollout, 3)
+            report = await coordinator.run_batch(recovered.runnable(job.dispatches(3, *rollouts)))
+            assert report.delivered == 5
+            kept = {name: job.marks(name) for name in ("policy_model", "tools", "simple_agent", "env")}
+            assert set(kept.values()) == {0}
+            assert len(job.servers["policy_model"].ledger) == 5
+            assert isinstance(await coordinator.checkpoint(timeout_s=60), Published)
+            assert len(job.servers["policy_model"].ledger) == 0
+            assert {name: job.marks(name) for name in kept} == dict.fromkeys(kept, 5)
+            assert isinstance(await coordinator.checkpoint(timeout_s=60), Published)
+            assert {name: job.marks(name) for name in kept} == dict.fromkeys(kept, 0)
+
+    run(test)

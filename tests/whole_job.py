@@ -100,6 +100,7 @@ class WholeJob:
     lives: int = 0
     launcher: InMemoryLauncher | None = None
     trainer: PlainTrainer | None = None
+    servers: dict[str, Any] = field(factory=dict)  # the newest server of each name
 
     def __attrs_post_init__(self) -> None:
         self.disk.mkdir(ROOT)
@@ -122,21 +123,27 @@ class WholeJob:
         return Seams(clock=self.clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
 
     def _factory(self, name: str) -> Any:
+        kinds: dict[str, Maker] = {
+            "policy_model": self._policy,
+            "tools": counter_resources,
+            "simple_agent": counting_agent,
+            "env": counting_environment,
+        } | self.makers
+
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)
-            seams, transport = self._seams(name), self.network.transport(name)
-            if name in self.makers:
-                return self.makers[name](config, seams, transport)
-            if name == "policy_model":
-                return PolicyModel(name, config, self.turnstile.generate, seams=seams, transport=transport).app()
-            kinds: dict[str, Maker] = {
-                "tools": counter_resources,
-                "simple_agent": counting_agent,
-                "env": counting_environment,
-            }
-            return kinds[name](config, seams, transport)
+            app = kinds[name](config, self._seams(name), self.network.transport(name))
+            self.servers[name] = getattr(app, "server", None)
+            return app
 
         return make
+
+    def _policy(self, config: Any, seams: Seams, transport: Any) -> Any:
+        return PolicyModel("policy_model", config, self.turnstile.generate, seams=seams, transport=transport).app()
+
+    def marks(self, name: str) -> int:
+        """How many rollouts this server has marked as over."""
+        return len(self.servers[name].fences.retired)
 
     def store(self) -> Store:
         """The root as a reader sees it."""
