@@ -18,6 +18,7 @@ from .ledger import Ledger, Rollout
 from .outcomes import Blocker
 from .records import Part
 from .recovery import Settled, settle
+from .replies import MAX_TS
 
 NOT_CUT = Agreed(False, "it was not in the scope of this checkpoint")
 
@@ -99,13 +100,14 @@ def read_blockers(server: str, report: Mapping[str, Any]) -> tuple[Blocker, ...]
 
 
 def _blocker(server: str, detail: Mapping[str, Any]) -> Blocker:
-    waited, attempt = detail.get("waited_s"), detail.get("attempt")
+    waited: Any = detail.get("waited_s")
+    attempt = detail.get("attempt")
     return Blocker(
         server=server,
         rollout_id=str(detail.get("rollout_id", "")),
         attempt=attempt if type(attempt) is int else 0,
         reason=str(detail.get("reason", "")),
-        waited_s=float(waited) if isinstance(waited, (int, float)) else None,
+        waited_s=float(waited) if type(waited) in (int, float) and 0 <= waited < MAX_TS else None,
     )
 
 

@@ -7,7 +7,6 @@ state and is a transport error; everything else is final. A foreign server's rep
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum, auto
@@ -21,6 +20,8 @@ from statecore.wire import parse
 from .identity import INCARNATION_HEADER
 
 EXCERPT: Final = 200
+MAX_TS: Final = 1e15
+"""Unix seconds beyond this are no time of anything, and may be an integer that no float can hold."""
 _INCARNATION = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _GATEWAY: Final = frozenset({502, 503, 504})
 
@@ -112,7 +113,7 @@ def _shown(body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer | str:
     if epoch is not None and type(epoch) is not int:
         return "has an epoch that is no integer"
     server_ts = body.get("server_ts")
-    if server_ts is not None and (type(server_ts) not in (int, float) or not math.isfinite(server_ts)):
+    if server_ts is not None and (type(server_ts) not in (int, float) or not -MAX_TS < server_ts < MAX_TS):
         return "has a server_ts that is no number"
     return Answer(
         Verdict.REFUSED,
