@@ -101,9 +101,7 @@ class Delivery:
         return self._machine.state
 
     async def send(self, message: Message) -> None:
-        """Takes the application's next message; raises `failure` where the response can go no further."""
-        if self.failure is not None:
-            raise self.failure
+        """Takes the application's next message; raises ClientGone or Refused where nobody is to get it."""
         if message["type"] == "http.response.start":
             self._begin(message)
         elif message["type"] == "http.response.body":

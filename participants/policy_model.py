@@ -95,6 +95,7 @@ class ModelCall:
     cut: Snapshot[CallState, CallData]
     scope: anyio.CancelScope = field(factory=anyio.CancelScope)
     over: anyio.Event | None = None
+    delivery: Delivery | None = None
 
     @property
     def episode(self) -> EpisodeId | None:
@@ -218,7 +219,7 @@ class PolicyModel(Server):
         if request.incarnation is not None:
             headers.append((PROCESS_HEADER, request.incarnation.encode()))
         limit = self.settings.max_body_bytes
-        delivery = Delivery(request, send, self.admission, call.activity, call, headers, limit)
+        delivery = call.delivery = Delivery(request, send, self.admission, call.activity, call, headers, limit)
         reason = "no whole response"
         try:
             with call.scope:

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from participants.identity import EpisodeId
-from participants.model_call import CallState
+from participants.model_call import CallState, ResponseState
 from participants.policy_model import PolicyModel
 from participants.settings import Settings
 from statecore import DefinitionError
@@ -456,6 +456,30 @@ async def test_retire_ends_running_calls(autojump_clock: trio.testing.MockClock)
         generator.finish()
         assert (await calls.reply("hold other")).status_code == 200
         assert len(policy.rows("r2")) == 1 and policy.network.errors == []
+
+
+@pytest.mark.trio
+async def test_retire_waits_until_its_calls_have_ended(autojump_clock: trio.testing.MockClock) -> None:
+    """When retire is answered nothing of the attempt runs any more, however long its end took."""
+    ended: list[float] = []
+
+    async def upstream(path: str, body: Any) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+            ended.append(trio.current_time())
+
+    async with running(upstream) as policy, trio.open_nursery() as nursery:
+        calls = Calls(nursery, policy)
+        calls.start("one", "r1")
+        await trio.sleep(1)
+        (call,) = policy.model._calls.values()
+        await policy.done("retire", "ret1", episode_ids=[episode("r1")])
+        assert ended == [trio.current_time()] and policy.model._calls == {}
+        assert call.delivery is not None and call.delivery.state is ResponseState.ABANDONED
+        assert code(await calls.reply("one")) == (409, "stale_attempt")
 
 
 @pytest.mark.trio

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -18,9 +19,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from participants.http import ASGIApp, Message, Receive, Scope, Send
+from participants.admission import Activity, Admission
+from participants.conversation import asked
+from participants.delivery import Caller, Delivery
+from participants.http import ASGIApp, Incoming, Message, Receive, Scope, Send, refuse_request
+from participants.identity import EpisodeId
 from participants.policy_model import PolicyModel
 from participants.upstream import ReplyCutOff
+from statecore import Refused
 from tests.both_loops import on_both_loops
 from tests.policy_server import CHAT, TOKEN, Calls, Generator, assistant, completion, episode, running, settings, user
 
@@ -180,6 +186,138 @@ async def test_a_stream_that_breaks_is_a_failure(autojump_clock: trio.testing.Mo
             await policy.chat("r1", [user("hi")])
         assert [row["failure_reason"] for row in policy.rows("r1")] == ["LookupError: gone"]
         assert await policy.counts() == (0, 0)
+
+
+@pytest.mark.trio
+async def test_a_stream_beyond_the_limit_is_no_parent() -> None:
+    """Of a stream no more is kept than a body may be long: a longer one is delivered, and nobody's parent."""
+    for limit, expected in ((1000, (False, False)), (4000, (False, True))):
+        stream = Stream(events("a" * 800, "b" * 800))
+        stream.let(0, 1, 2)
+        async with running(stream, max_body_bytes=limit) as policy:
+            reply = await policy.chat("r1", [user("hi")])
+            assert reply.content == b"".join(stream.parts)
+            lineage = policy.model.ledger.of(EpisodeId("r1"))
+            assert lineage is not None
+            found = []
+            for text in ("a" * 800, "a" * 800 + "b" * 800):
+                conversation = asked(CHAT, {"messages": [user("hi"), assistant(text)]}, {2})
+                assert conversation is not None
+                found.append(lineage.parent(conversation) is not None)
+            assert tuple(found) == expected
+
+
+# --- one delivery
+
+
+def incoming(receive: Receive) -> Incoming:
+    """A call of nobody's that goes on with `receive`."""
+    return Incoming(method="POST", path=CHAT, headers={}, body=b"body", episode=None, scope={}, receive=receive)
+
+
+class Nothing:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bytes, bool]] = []
+
+    def ended(self, status: int, reply: bytes, streamed: bool) -> None:
+        self.told.append((status, reply, streamed))
+
+
+@pytest.mark.trio
+async def test_a_delivery_goes_through_its_states() -> None:
+    """Awaited, held while closed, delivered after the opening; or abandoned for good when its attempt is over."""
+    for over in (False, True):
+        sent: list[Message] = []
+        stale = [refuse_request("stale_attempt", "over")] if over else []
+        delivery, recorder, admission = one_delivery(sent, stale)
+        assert shown(delivery) == "awaited"
+        await delivery.send({"type": "http.response.start", "status": 200, "headers": []})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ending, delivery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (shown(delivery), sent) == ("held", [])
+            assert recorder.told == [(200, b"whole", False)]
+            admission.open()
+        if not over:
+            assert shown(delivery) == "delivered"
+            assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+            continue
+        assert (shown(delivery), sent) == ("abandoned", [])
+        await delivery.send({"type": "http.response.start", "status": 500, "headers": []})
+        with pytest.raises(Refused):
+            await delivery.send({"type": "http.response.body", "body": b"sorry"})
+        assert sent == [] and len(recorder.told) == 1
+
+
+def shown(delivery: Delivery) -> str:
+    return delivery.state.value
+
+
+def one_delivery(sent: list[Message], refusals: list[Refused]) -> tuple[Delivery, Nothing, Admission]:
+    """A delivery whose server is closed; at the opening it is refused with the first of `refusals`, if there is one."""
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def check() -> None:
+        if refusals and admission.is_open:
+            raise refusals[0]
+
+    admission, recorder = Admission(10), Nothing()
+    admission.enter_or_refuse()
+    activity = Activity(admission, "r1", check)
+    activity.settle()
+    admission.close()
+    request = incoming(receive)
+    return Delivery(request, send, admission, activity, recorder, [], 1000), recorder, admission
+
+
+async def ending(delivery: Delivery) -> None:
+    with suppress(Refused):
+        await delivery.send({"type": "http.response.body", "body": b"whole"})
+
+
+@on_both_loops
+async def test_all_who_listen_hear_that_the_caller_left() -> None:
+    """One disconnect is told to everybody, also when the one who listened first gave up before it came."""
+    left, heard = anyio.Event(), list[str]()
+    messages = [{"type": "http.disconnect"}]
+
+    async def receive() -> Message:
+        await left.wait()
+        return messages.pop()
+
+    caller = Caller(incoming(receive))
+    assert (await caller.receive())["body"] == b"body"
+
+    async def gone(name: str) -> None:
+        await caller.gone()
+        heard.append(name)
+
+    async def application() -> None:
+        heard.append((await caller.receive())["type"])
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            with anyio.CancelScope() as first:
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(gone, "gave up")
+                    await anyio.wait_all_tasks_blocked()
+                    group.start_soon(gone, "hold")
+                    group.start_soon(application)
+                    await anyio.wait_all_tasks_blocked()
+                    first.cancel()
+            await anyio.wait_all_tasks_blocked()
+            assert heard == []
+            left.set()
+    assert sorted(heard) == ["hold", "http.disconnect"]
+    assert await caller.receive() == {"type": "http.disconnect"}
 
 
 # --- applications of other make
