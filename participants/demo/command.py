@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +113,8 @@ def _told(options: Options, directory: Path, *, plain: bool) -> int:
     """The story was told; its last line is the verdict, or on standard error why there is none."""
     code = 1
     try:
-        ending = trio.run(_interruptible, options, directory, plain)
+        with _logged(directory / "coordinator.log"):
+            ending = trio.run(_interruptible, options, directory, plain)
         if ending is None:
             code = INTERRUPTED
             print(f"interrupted; nothing is left running; its files are in {directory}", file=sys.stderr)
@@ -123,6 +126,22 @@ def _told(options: Options, directory: Path, *, plain: bool) -> int:
             print(f"statecore demo: {error}", file=sys.stderr)
         print(f"its files are in {directory}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What the coordinator logs goes to a file: the terminal is the picture's."""
+    logger = logging.getLogger("statecore")
+    handler, level = logging.FileHandler(path, encoding="utf-8"), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-FRAME_S: Final = 0.08
-EVENTS_SHOWN: Final = 7
+FRAME_S: Final = 0.1
+FIXED_LINES: Final = 4
+"""The title, the legend, and two lines about the checkpoint."""
+FEWEST_EVENTS: Final = 3
+MOST_EVENTS: Final = 7
 DIM: Final = "grey50"
 SPACED_TURNS: Final = 20
 """Rows with more turns than this have no space between their squares."""
@@ -149,18 +152,19 @@ async def _live(picture: Picture, out: TextIO) -> AsyncIterator[None]:
     def frame() -> RenderableType:
         return drawn(picture, console.size.width, console.size.height)
 
-    with Live(frame(), console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
-        async with trio.open_nursery() as nursery:
+    async def frames(live: Live) -> None:
+        while True:
+            live.update(frame(), refresh=True)
+            await trio.sleep(FRAME_S)
 
-            async def frames() -> None:
-                while True:
-                    live.update(frame(), refresh=True)
-                    await trio.sleep(FRAME_S)
-
-            nursery.start_soon(frames)
-            yield
-            nursery.cancel_scope.cancel()
-    console.print(drawn(picture, console.size.width, None))
+    try:
+        with Live(frame(), console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(frames, live)
+                yield
+                nursery.cancel_scope.cancel()
+    finally:
+        console.print(drawn(picture, console.size.width, None))
 
 
 def drawn(picture: Picture, width: int, height: int | None) -> RenderableType:
@@ -168,12 +172,12 @@ def drawn(picture: Picture, width: int, height: int | None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    rows, events = list(picture.rows.values()), picture.happened
+    rows, events, airy = list(picture.rows.values()), picture.happened, True
     if height is not None:
-        airy = height >= len(rows) + EVENTS_SHOWN + 8
-        fitting = height - EVENTS_SHOWN - 5 if not airy else len(rows)
-        rows, events = rows[:fitting] if fitting < len(rows) else rows, events[-EVENTS_SHOWN:]
-    air = [Text()] if height is None or airy else []
+        left = height - FIXED_LINES
+        shown = max(FEWEST_EVENTS, min(MOST_EVENTS, left - len(rows)))
+        rows, events, airy = rows[: left - shown], events[-shown:], left >= len(rows) + MOST_EVENTS + 3
+    air = [Text()] if airy else []
     parts = [_headline(picture, width), *air, *(_row(row, picture, width) for row in rows)]
     if len(rows) < len(picture.rows):
         parts[-1] = Text(f"  and {len(picture.rows) - len(rows) + 1} more rollouts", style=DIM)
