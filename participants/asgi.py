@@ -249,7 +249,21 @@ class Shell:
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             raise refuse_request("admission_closed", "this server is closed until its first restore or resume")
-        await self.server.data(request, send, self.app)
+        await self.server.data(request, send if incarnation is None else _named(send, incarnation), self.app)
+
+
+def _named(send: Send, incarnation: str) -> Send:
+    """A `send` whose reply names the process, whoever made the reply (I97)."""
+    name = INCARNATION_HEADER.encode()
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            if all(key.lower() != name for key, _ in headers):
+                message = {**message, "headers": [*headers, (name, incarnation.encode())]}
+        await send(message)
+
+    return named
 
 
 def _prefixed(scope: Scope) -> tuple[EpisodeId | None, str]:
