@@ -39,6 +39,7 @@ from .http import (
     Message,
     Scope,
     Send,
+    headers_of,
     refuse_request,
     replay,
     send_answer,
@@ -163,7 +164,10 @@ class Agent(Server):
             state = live.boundary.value()["state"]
             replayed = state is not None
             live.restored = False
-        yield Session(self, live, task, max_steps=max_steps, state=state, replayed=replayed)
+        session = Session(self, live, task, max_steps=max_steps, state=state, replayed=replayed)
+        if live is None and (accesses := headers_of(scope).get(ACCESSES_HEADER)) is not None:
+            session.use_cookies(parse(accesses))
+        yield session
 
     # --- requests
 

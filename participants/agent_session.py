@@ -216,6 +216,11 @@ class Session:
         self._replayed = False
         return structure(self._state, cls)
 
+    def use_cookies(self, accesses: Mapping[str, Any]) -> None:
+        """Sessions that an episode opened can be used; nothing else of them is noted, since nothing is saved here."""
+        for server, access in accesses.items():
+            self._trail.cookies[server] = dict(access.get("cookies", {}))
+
     def client(self, name: str) -> Peer:
         """The server of that name (settings.servers), as this session calls it."""
         live = self._live

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 from starlette.responses import JSONResponse, Response
@@ -39,6 +39,9 @@ from .records import AgentSessions
 
 if TYPE_CHECKING:
     from .environment import Environment
+
+
+NOT_FOUND: Final = 404
 
 
 class EpisodeError(StatecoreError):
@@ -299,13 +302,18 @@ class Episode:
             episode_id = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
             opening = {"agent_session_id": key, "episode_id": episode_id, "task_id": live.task_digest}
             reply = await peer.post("/v1/agent_sessions", opening)
-            if not reply.ok:
+            if reply.status == NOT_FOUND:
+                self._start_over()  # an agent that saves nothing
+            elif not reply.ok:
                 raise EpisodeError(f"{agent} opened no session: {reply.status} {reply.body!r}")
+            else:  # now it has a record there
+                live.sessions.setdefault(agent, AgentSessions(session_key=key, activations=0))
             self._opened.add(agent)
-            live.sessions.setdefault(agent, AgentSessions(session_key=key, activations=0))  # now it has a record there
         accesses = canonical({name: handle.access | {"body": None} for name, handle in self._handles.items()})
-        headers = {ACTIVATION_HEADER: str(index), ACCESSES_HEADER: accesses.decode("ascii", "strict")}
-        reply = await peer.post(path, body, headers=headers if live is not None else {})
+        headers = {ACCESSES_HEADER: accesses.decode("ascii", "strict")}
+        if live is not None:
+            headers[ACTIVATION_HEADER] = str(index)
+        reply = await peer.post(path, body, headers=headers)
         if not reply.ok:
             raise EpisodeError(f"{agent} answered {reply.status}: {reply.body!r}")
         return reply.body
@@ -313,7 +321,11 @@ class Episode:
     async def close(self) -> None:
         """The sessions that this episode opened are closed; one that cannot be reached is left to its server."""
         live = self._live
-        if live is None or live.machine.state is not EpisodeState.RUNNING:
+        if live is None:
+            for name in self._handles:
+                await self._quietly(name, "/close_session", {})
+            return
+        if live.machine.state is not EpisodeState.RUNNING:
             return
         live.step(WaitBegan())
         live.reason = "closes its sessions"
