@@ -165,7 +165,7 @@ class Agent(Server):
             replayed = state is not None
             live.restored = False
         session = Session(self, live, task, max_steps=max_steps, state=state, replayed=replayed)
-        if live is None and (accesses := headers_of(scope).get(ACCESSES_HEADER)) is not None:
+        if live is None and "headers" in scope and (accesses := headers_of(scope).get(ACCESSES_HEADER)) is not None:
             session.use_cookies(parse(accesses))
         yield session
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from participants.http import ASGIApp
 from participants.identity import INCARNATION_HEADER
 from participants.testing import InMemoryNetwork
 from statecore.seams import MemoryDisk
 from tests.small_job import counter_resources, counting_agent, counting_environment, plain_policy, seams, settings
 
+Maker = Callable[..., ASGIApp]
 EPISODE = {"rollout_id": "p1", "attempt": 0}
 
 
@@ -19,7 +23,7 @@ async def test_results_sessions_and_errors_name_the_process() -> None:
         names = ("policy_model", "tools", "simple_agent", "env")
         config = settings(servers={name: network.url(name) for name in names})
         disk = MemoryDisk()
-        makers = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
+        makers: dict[str, Maker] = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
         for name, make in makers.items():
             await network.start(name, make(config, seams(disk, name), network.transport(name)))
         await network.start("policy_model", plain_policy(), lifespan=False)

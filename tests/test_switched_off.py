@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from participants.agent import Agent
+from participants.http import ASGIApp
 from participants.identity import EPOCH_HEADER, OPERATION_HEADER, RECEIPT_HEADER, RUN_PREFIX
 from participants.resources import Mode
 from participants.settings import Settings
@@ -15,6 +17,7 @@ from participants.testing import Call, InMemoryNetwork
 from statecore.seams import MemoryDisk
 from tests.small_job import counter_resources, counting_agent, counting_environment, plain_policy, seams, settings
 
+Maker = Callable[..., ASGIApp]
 NAMES = ("policy_model", "tools", "simple_agent", "env")
 RUN = {"episode_id": {"rollout_id": "p1", "attempt": 0}, "task": {"question": "why", "turns": 3}}
 
@@ -22,7 +25,7 @@ RUN = {"episode_id": {"rollout_id": "p1", "attempt": 0}, "task": {"question": "w
 async def job(network: InMemoryNetwork, config: Settings) -> httpx.Response:
     """The reply of one rollout; its servers stay up."""
     disk = MemoryDisk()
-    makers = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
+    makers: dict[str, Maker] = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
     for name, make in makers.items():
         app = make(config, seams(disk, name), network.transport(name))
         await network.start(name, app, lifespan=config.enabled)
@@ -75,7 +78,8 @@ async def test_a_restart_only_agent_uses_the_sessions_of_its_episode() -> None:
 
     async with InMemoryNetwork() as network:
         config, disk = settings(servers=urls(network)), MemoryDisk()
-        for name, make in {"tools": counter_resources, "simple_agent": restarting, "env": counting_environment}.items():
+        makers: dict[str, Maker] = {"tools": counter_resources, "simple_agent": restarting, "env": counting_environment}
+        for name, make in makers.items():
             await network.start(name, make(config, seams(disk, name), network.transport(name)))
         await network.start("policy_model", plain_policy(), lifespan=False)
         async with network.client() as client:
