@@ -23,8 +23,8 @@ async def test_results_sessions_and_errors_name_the_process() -> None:
         names = ("policy_model", "tools", "simple_agent", "env")
         config = settings(servers={name: network.url(name) for name in names})
         disk = MemoryDisk()
-        makers: dict[str, Maker] = {"tools": counter_resources, "simple_agent": counting_agent, "env": counting_environment}
-        for name, make in makers.items():
+        makers: list[tuple[str, Maker]] = [("tools", counter_resources), ("simple_agent", counting_agent)]
+        for name, make in [*makers, ("env", counting_environment)]:
             await network.start(name, make(config, seams(disk, name), network.transport(name)))
         await network.start("policy_model", plain_policy(), lifespan=False)
         run = {"episode_id": EPISODE, "task": {"question": "why", "turns": 2}}
