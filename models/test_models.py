@@ -30,7 +30,8 @@ def world_of(entry: dict[str, Any]) -> type[World]:
 
 def name_of(entry: dict[str, Any]) -> str:
     params = ",".join(f"{key}={value}" for key, value in entry.get("params", {}).items())
-    return entry["world"].partition(":")[2] + (f"[{params}]" if params else "")
+    world: str = entry["world"]
+    return world.partition(":")[2] + (f"[{params}]" if params else "")
 
 
 @pytest.mark.parametrize("entry", MANIFEST["model"], ids=name_of)
