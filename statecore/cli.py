@@ -2,7 +2,7 @@
 
 An entry is a function `register(subparsers)` that adds a parser and sets `run`, a function of the parsed arguments that
 returns the exit code. Two are built in: `check` explores worlds, `diagram` draws tables. A command whose code cannot be
-imported (a missing extra, say) is listed, and says why when it is called.
+imported is listed, and says why when it is called; where an optional extra brings what is missing, it names the extra.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -64,10 +65,32 @@ def _register(commands: Subparsers, entry: EntryPoint) -> None:
     try:
         register: Callable[[Subparsers], None] = entry.load()
     except (ImportError, AttributeError) as error:
-        parser = commands.add_parser(entry.name, help=f"(not available: {error})".replace("%", "%%"))
-        parser.set_defaults(run=_unavailable, reason=f"{entry.name} is not available: {error}")
+        why = f"{error}{_mend(entry, error)}"
+        parser = commands.add_parser(entry.name, help=f"(not available: {why})".replace("%", "%%"))
+        parser.set_defaults(run=_unavailable, reason=f"{entry.name} is not available: {why}")
     else:
         register(commands)
+
+
+def _mend(entry: EntryPoint, error: Exception) -> str:
+    """How to get what is missing, if an extra of its own distribution brings it (the extra of its name first)."""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if entry.dist is None or not missing:
+        return ""
+    extras = {
+        extra
+        for requirement in entry.dist.requires or ()
+        if _normal(re.split(r"[^A-Za-z0-9._-]", requirement)[0]) == _normal(missing)
+        for extra in re.findall(r"""extra\s*==\s*['"]([^'"]+)['"]""", requirement)
+    }
+    if not extras:
+        return ""
+    extra = entry.name if entry.name in extras else min(extras)
+    return f" (pip install '{entry.dist.name}[{extra}]')"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _unavailable(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,37 @@ def test_a_command_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "gone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "mend"),
+    [
+        ("demo", "gymnasium", " (pip install 'thing[demo]')"),
+        ("report", "Fancy_Print.table", " (pip install 'thing[cli]')"),
+        ("demo", "six", ""),
+        ("demo", "attrs", ""),
+    ],
+)
+def test_a_command_without_its_extra_names_it(
+    command: str, missing: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    """What is missing is looked up among the extras of the command's own distribution, the one of its name first."""
+    (tmp_path / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: thing\nVersion: 1\nRequires-Dist: attrs>=23.2\n"
+        "Requires-Dist: gymnasium<1.5,>=1.4; extra == 'demo'\nRequires-Dist: gymnasium>=1.4 ; extra == \"all\"\n"
+        "Requires-Dist: fancy-print; extra == 'cli'\n"
+    )
+
+    class Entry:
+        name = command
+        dist = PathDistribution(tmp_path)
+
+        def load(self) -> object:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Entry()])
+    assert main([command]) == 2
+    assert capsys.readouterr().err == f"statecore: {command} is not available: No module named {missing!r}{mend}\n"
 
 
 def test_the_public_names_are_all_there() -> None:
