@@ -244,6 +244,14 @@ def test_every_field_of_a_file_is_documented() -> None:
                 assert re.search(rf"`{attribute.name}`", text), f"{cls.__name__}.{attribute.name}"
 
 
+def test_every_module_has_its_room() -> None:
+    """The page of the architecture names every module of both packages, and no other."""
+    text = read(DOCS / "explanation/architecture.md").split("## Rooms", 1)[1].split("Imports go down only", 1)[0]
+    named = {word for row in re.findall(r"^\|.*$", text, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
+    there = {path.stem for package in ("statecore", "participants") for path in (ROOT / package).glob("[a-z]*.py")}
+    assert named - {"DefinitionError", "Refused", "WireError", "statecore", "transitions"} == there
+
+
 # --- examples run
 
 
