@@ -25,6 +25,8 @@ import trio
 
 from statecore.errors import StatecoreError
 
+from .asyncio_streams import AsyncioBackend
+
 KEEPALIVE_EXPIRY_S: Final = 30.0
 MAX_IDLE: Final = 1024
 MAX_CONNECTING: Final = 100
@@ -77,6 +79,14 @@ def _as_httpx(where: str) -> Iterator[None]:
         raise known(f"{where}: {str(error) or type(error).__name__}") from error
 
 
+def _on_trio() -> bool:
+    try:
+        trio.lowlevel.current_trio_token()
+    except RuntimeError:
+        return False
+    return True
+
+
 class _BatchedBackend(httpcore.AsyncNetworkBackend):
     """Opens at most `limit` connections to one address at once; waiting for a place is not in the connect timeout."""
 
@@ -92,7 +102,7 @@ class _BatchedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        loop = httpcore.TrioBackend() if trio.lowlevel.in_trio_run() else httpcore.AnyIOBackend()
+        loop = httpcore.TrioBackend() if _on_trio() else AsyncioBackend()
         places = self._places.setdefault((host, port), anyio.Semaphore(self._limit))
         async with places:
             return await loop.connect_tcp(host, port, timeout, local_address, socket_options)

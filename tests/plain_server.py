@@ -6,12 +6,14 @@ leaves.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.abc
 import h11
+from anyio.streams.tls import TLSListener
 from attrs import define, field, frozen
 
 
@@ -143,12 +145,15 @@ async def _answer(conn: h11.Connection, stream: anyio.abc.ByteStream, said: Said
 
 
 @asynccontextmanager
-async def plain_server(script: Script) -> AsyncIterator[PlainServer]:
-    """A server on a free port of the loopback, gone when the block ends."""
+async def plain_server(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[PlainServer]:
+    """A server on a free port of the loopback, gone when the block ends; with `tls` it speaks https."""
     server = PlainServer(script)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0, backlog=2048)
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    server.url = f"http://127.0.0.1:{port}"
+    tcp = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0, backlog=2048)
+    port = tcp.extra(anyio.abc.SocketAttribute.local_port)
+    server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    listener: anyio.abc.Listener[anyio.abc.ByteStream] = (
+        tcp if tls is None else TLSListener(tcp, tls, standard_compatible=False)
+    )
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, server.connection)
         yield server

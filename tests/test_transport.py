@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpcore
 import httpx
 import pytest
 
+from participants.asyncio_streams import AsyncioBackend
 from participants.client import make_client
 from participants.transport import ERRORS, BoundedTransport, FreeListTransport, TooManyInFlight
 from tests.both_loops import on_both_loops
@@ -93,6 +98,24 @@ async def test_a_streamed_request_body_reaches_the_server() -> None:
 
     async with plain_server(echo) as server, make_client() as client:
         assert (await client.post(server.url, content=parts())).content == b"abc"
+
+
+@on_both_loops
+async def test_https_is_spoken_to_a_server_that_is_known() -> None:
+    """With a context that trusts it, requests go and connections are used again; without, the connection fails."""
+    pem = Path(__file__).parent / "data" / "localhost.pem"  # made for this test, and used for nothing else
+    of_the_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    of_the_server.load_cert_chain(pem)
+    trusting = ssl.create_default_context(cafile=str(pem))
+    async with plain_server(echo, tls=of_the_server) as server:
+        transport = FreeListTransport(ssl_context=trusting)
+        async with make_client(transport) as client:
+            for _ in range(3):
+                assert (await client.post(server.url, content=b"x" * 200_000)).content == b"x" * 200_000
+            assert (server.opened, transport.idle_connections) == (1, 1)
+        async with make_client() as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(server.url)
 
 
 @on_both_loops
@@ -247,11 +270,45 @@ async def test_closing_a_transport_ends_what_is_under_way() -> None:
             await transport.handle_async_request(httpx.Request("GET", server.url))
 
 
+@on_both_loops
+async def test_connections_are_opened_in_batches_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than three are being opened to one server at once; another server does not wait behind them."""
+    opening: dict[int, int] = {}
+    most: dict[int, int] = {}
+
+    def counted(backend: type[httpcore.AsyncNetworkBackend]) -> None:
+        connect = backend.connect_tcp
+
+        async def connect_tcp(self: httpcore.AsyncNetworkBackend, host: str, port: int, *rest: Any) -> Any:
+            opening[port] = opening.get(port, 0) + 1
+            most[port] = max(most.get(port, 0), opening[port])
+            try:
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+                return await connect(self, host, port, *rest)
+            finally:
+                opening[port] -= 1
+
+        monkeypatch.setattr(backend, "connect_tcp", connect_tcp)
+
+    counted(httpcore.TrioBackend)
+    counted(AsyncioBackend)
+    async with plain_server(echo) as one, plain_server(echo) as other:
+        transport = FreeListTransport(max_connecting=3)
+        async with make_client(transport) as client, anyio.create_task_group() as tasks:
+            for _ in range(12):
+                tasks.start_soon(client.get, one.url)
+                tasks.start_soon(client.get, other.url)
+        assert list(most.values()) == [3, 3]
+        assert one.opened > 3
+
+
 class _Storm:
     """1,200 requests, three of four cut off: after some turns of the loop, when they have arrived, or in the body."""
 
-    def __init__(self, server: PlainServer, client: httpx.AsyncClient) -> None:
+    def __init__(self, server: PlainServer, client: httpx.AsyncClient, arrived: dict[str, anyio.Event]) -> None:
         self.server = server
+        self.arrived = arrived
         self.client = client
         self.done = 0
         self.cut = 0
@@ -282,12 +339,8 @@ class _Storm:
         scope.cancel()
 
     async def cut_when_arrived(self, scope: anyio.CancelScope, target: str) -> None:
-        await self.server.until(lambda: target in self.arrived)
+        await self.arrived[target].wait()
         scope.cancel()
-
-    @property
-    def arrived(self) -> set[str]:
-        return {asked.target for asked in self.server.asked}
 
 
 @on_both_loops
@@ -297,7 +350,11 @@ async def test_a_storm_of_cancelled_requests_leaks_no_connection() -> None:
     httpx's own pool is dead after this: the places of requests that were cut off while connecting stay taken.
     """
 
+    arrived = {f"/parked/{number}": anyio.Event() for number in range(1200)}
+
     async def script(asked: Asked) -> Said:
+        if asked.target in arrived:
+            arrived[asked.target].set()
         if asked.target.startswith("/parked"):
             await anyio.sleep_forever()
         return Said(parts=[b"first", b"last"], hold=anyio.Event() if asked.target == "/half" else None)
@@ -306,7 +363,7 @@ async def test_a_storm_of_cancelled_requests_leaks_no_connection() -> None:
     bound = BoundedTransport(transport, 2000)
     with anyio.fail_after(ALL_HANG_S):
         async with plain_server(script) as server, httpx.AsyncClient(transport=bound, timeout=None) as client:
-            storm = _Storm(server, client)
+            storm = _Storm(server, client, arrived)
             async with anyio.create_task_group() as tasks:
                 for number in range(1200):
                     tasks.start_soon(storm.request, number)
