@@ -2,7 +2,7 @@
 
 Resource managers prepare, or abort on their own as long as they have not prepared; the transaction manager commits once
 all have said that they are prepared, or aborts at any time before. Distinct states for 3, 4, 5, ... resource managers:
-288, 1568, 8832, 50816, 296448, ...; depth 3N + 2 with the initial state counted as 1 (checking.md).
+288, 1568, 8832, 50816, 296448, ...; depth 3N + 2 with the initial state counted as 1.
 
 `AbortsAfterPrepare` is the failing twin: a resource manager may change its mind; the shortest trace has 2N + 3 steps.
 """

@@ -1,7 +1,7 @@
 """Bodies of the control calls, as they come over the wire.
 
 Strict: unknown fields are refused. `deadline_ts` alone is lax, a numeric string is a number there and nowhere else;
-`stop` of one older line is accepted and ignored (wire.md sections 1.1, 2 and 9).
+`stop` of one older line is accepted and ignored (docs/reference/routes.md sections 1 and 2).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class ControlError(StatecoreError):
 class Retries:
     """How often a control call is sent in all, and how long to wait between: `first_delay_s`, growing by `factor` up to
     `max_delay_s`, each cut down by up to a half at random. A single sending may take the time to the deadline and
-    `grace_s` more (wire.md section 7).
+    `grace_s` more.
     """
 
     tries: int = field(default=4, validator=validators.ge(1))

@@ -1,8 +1,8 @@
 """The HTTP border of a server: read a request, refuse it in the words that peers know, answer in JSON.
 
 Error bodies are ``{"error": {"code", "detail"}}``; bodies that do not fit their schema are FastAPI's own form,
-``{"detail": [{"type", "loc", "msg"}]}``. Which code goes with which status is one table (wire.md 1.2 and protocol.md
-section 14).
+``{"detail": [{"type", "loc", "msg"}]}``. Which code goes with which status is one table
+(docs/reference/codes.md).
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def read_part(
 ) -> Part:
     """This server's part, every byte of it checked; the records in `scope` (all without one), each of its kind's form.
 
-    Raises InvalidCheckpointState for everything that wire.md's read rules name, and when two records claim one session.
+    Raises InvalidCheckpointState for all that docs/reference/files.md calls invalid, and for two records of one session.
     """
     manifest = read_manifest(disk, checkpoint_dir, kind, instance)
     path = part_dir(checkpoint_dir, kind, instance) / manifest.records_file

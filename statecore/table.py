@@ -1,6 +1,6 @@
 """Declare a machine: for every state and every event one cell, *go*, *stay* or *refuse*, checked when it is defined.
 
-Rules (protocol.md section 4, architecture "tables are literal"):
+Rules (docs/reference/protocol.md section 4):
 
 * total: a missing cell is a `DefinitionError`; a guarded cell names its *otherwise*, so totality survives guards;
 * every state is reachable from the initial one; a state without a way out is declared final, a final one has none;

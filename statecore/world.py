@@ -1,6 +1,6 @@
 """A closed world: slots that hold values, actions that change them, properties that must hold.
 
-Rules (checking.md):
+Rules:
 
 * a slot holds any hashable value; a snapshot of a declared machine is typical; only slots can be assigned;
 * an action reads and writes slots. `return False` drops its writes: it is not enabled here. So does a `Refused` that

@@ -233,7 +233,7 @@ async def test_a_call_takes_no_longer_than_its_deadline_and_the_grace(
 
 @pytest.mark.trio
 async def test_a_past_deadline_is_sent_once_with_the_grace(autojump_clock: trio.testing.MockClock) -> None:
-    """Prepare past its deadline has an answer (wire.md section 2), so it is asked; nothing is tried again."""
+    """Prepare past its deadline has an answer (routes.md section 2), so it is asked; nothing is tried again."""
     transport = Scripted(HANG)
     with pytest.raises(ControlError, match="within 5 s"):
         await control(transport).call("prepare", {"checkpoint_id": "ck-1"}, T - 100)

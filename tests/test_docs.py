@@ -136,6 +136,14 @@ def test_the_sections_that_code_cites_are_there() -> None:
         assert numbers <= there, page_id(path)
 
 
+def test_no_page_is_cited_that_is_not_there() -> None:
+    """Code refers to pages of this repository, by their path or their name."""
+    names = {path.name for path in PAGES}
+    for path in sources():
+        if path.name not in ("test_docs.py", "machines.py"):
+            assert set(re.findall(r"[\w-]+\.md\b", read(path))) <= names, page_id(path)
+
+
 def test_every_number_that_is_cited_has_a_statement() -> None:
     """I99 in a comment leads to a page that says what it is."""
     told = marks.told()

@@ -44,7 +44,7 @@ async def test_a_call_of_a_rollout_leaves_one_row_whose_id_its_reply_names() -> 
 
 @pytest.mark.trio
 async def test_a_call_without_identity_is_served_and_leaves_no_row() -> None:
-    """A call that names no rollout is generated, belongs to nobody and is no row (wire.md section 4)."""
+    """A call that names no rollout is generated, belongs to nobody and is no row (routes.md section 3)."""
     async with running(Generator()) as policy:
         reply = await policy.chat(None, [user("hello")])
         assert reply.status_code == 200

@@ -87,7 +87,7 @@ def test_a_good_status_with_garbage_is_refused_and_quoted(body: bytes, named: st
 
 
 def test_a_schema_error_of_another_shape_is_quoted() -> None:
-    """FastAPI's own 422 has no error object (wire.md section 1): the code is the status, the body is quoted."""
+    """FastAPI's own 422 has no error object (docs/reference/codes.md): the code is the status, the body is quoted."""
     answer = read_reply(422, {}, b'{"detail":[{"type":"missing","loc":["body","deadline_ts"],"msg":"Field required"}]}')
     assert (answer.verdict, answer.code, answer.transport) == (Verdict.REFUSED, "http_422", False)
     assert "deadline_ts" in answer.detail
