@@ -1,6 +1,7 @@
 """The pages of numbered statements, with where each is checked: read from the marks in tests and models.
 
-A mark is `Covers: I24, S9` in a docstring, `covers="I24"` at a property of a world, or a test named `test_s09_...`.
+A mark is `Covers: I24, S9` in a docstring, a docstring that begins with `S9:`, `covers="I24"` at a property of a world,
+or a test named `test_s09_...`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ STATEMENTS: Final = Path(__file__).with_name("statements.toml")
 SUITES: Final = {"models": "every reachable state", "stateful_tests": "at random", "tests": "by example"}
 _COVERS = re.compile(r"Covers:\s*([^\"]*)", re.DOTALL)
 _NUMBER = re.compile(r"\b([IS])(\d+)(?:\s*-\s*[IS]?(\d+))?\b")
+_FIRST = re.compile(r"([IS]\d+(?:, [IS]\d+)*):")
 _SCENARIO = re.compile(r"test_s(\d\d?)_")
 
 
@@ -95,8 +97,11 @@ def marks(tree: ast.AST, *, in_a_world: bool) -> Iterator[str]:
     """Every number that a module marks as covered; properties count where worlds are models and not tests of worlds."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            for text in _COVERS.findall(ast.get_docstring(node) or ""):
+            docstring = ast.get_docstring(node) or ""
+            for text in _COVERS.findall(docstring):
                 yield from numbers_in(text.split("\n\n")[0])
+            if first := _FIRST.match(docstring):
+                yield from numbers_in(first[1])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (named := _SCENARIO.match(node.name)):
             yield f"S{int(named[1])}"
         if in_a_world and isinstance(node, ast.keyword) and node.arg == "covers":
