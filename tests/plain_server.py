@@ -144,6 +144,16 @@ async def _answer(conn: h11.Connection, stream: anyio.abc.ByteStream, said: Said
     await stream.send(conn.send(h11.EndOfMessage()) or b"")
 
 
+class _Handshakes(TLSListener):
+    """A client that does not trust the server leaves in the middle of the handshake: no error of the server."""
+
+    @staticmethod
+    async def handle_handshake_error(exc: BaseException, stream: anyio.abc.AnyByteStream) -> None:
+        await anyio.aclose_forcefully(stream)
+        if not isinstance(exc, Exception):
+            raise exc
+
+
 @asynccontextmanager
 async def plain_server(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[PlainServer]:
     """A server on a free port of the loopback, gone when the block ends; with `tls` it speaks https."""
@@ -152,7 +162,7 @@ async def plain_server(script: Script, *, tls: ssl.SSLContext | None = None) -> 
     port = tcp.extra(anyio.abc.SocketAttribute.local_port)
     server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     listener: anyio.abc.Listener[anyio.abc.ByteStream] = (
-        tcp if tls is None else TLSListener(tcp, tls, standard_compatible=False)
+        tcp if tls is None else _Handshakes(tcp, tls, standard_compatible=False)
     )
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, server.connection)
