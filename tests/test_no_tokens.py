@@ -10,7 +10,7 @@ import trio
 
 from participants.coordinator import Published
 from statecore.seams import MemoryDisk
-from tests import whole_job
+from tests.small_job import answer
 from tests.whole_job import ROOT, WholeJob, run, settle
 
 TOKEN = 987_654_321
@@ -27,12 +27,11 @@ def files(disk: MemoryDisk, directory: str) -> Iterator[tuple[str, bytes]]:
 
 def test_no_file_of_a_checkpoint_holds_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy answers with token ids and log-probabilities beside its message; rows have none. Covers: I47."""
-    plain = whole_job.answer
 
     def with_tokens(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return plain(path, body) | {"prompt_token_ids": [TOKEN], "generation_log_probs": [-0.987654321]}
+        return answer(path, body) | {"prompt_token_ids": [TOKEN], "generation_log_probs": [-0.987654321]}
 
-    monkeypatch.setattr(whole_job, "answer", with_tokens)
+    monkeypatch.setattr("tests.whole_job.answer", with_tokens)
 
     async def test(job: WholeJob) -> None:
         job.turnstile.allow("p1", 2)
