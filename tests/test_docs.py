@@ -260,6 +260,16 @@ def test_every_module_has_its_room() -> None:
     assert named - {"DefinitionError", "Refused", "WireError", "statecore", "transitions"} == there
 
 
+def test_the_readme_explains_the_line_that_its_picture_shows() -> None:
+    """Every piece that is explained stands in the picture's last line."""
+    picture = " ".join(re.findall(r">([^<>]+)</text>", read(DOCS / "images/demo.svg"))).replace("&#160;", " ")
+    pieces = re.findall(r"^\| `([^`]+)` \|", read(ROOT / "README.md"), re.MULTILINE)
+    assert len(pieces) == 5
+    line = " ".join(picture[picture.index("turns redone:") :].split())
+    for piece in pieces:
+        assert piece in line
+
+
 # --- examples run
 
 
