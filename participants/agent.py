@@ -8,7 +8,7 @@ last boundary once, and goes on. docs/reference/protocol.md sections 4, 6, 7, 9 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
@@ -16,18 +16,20 @@ import httpx
 from attrs import field, frozen
 
 from statecore import WireError, WireErrors
-from statecore.wire import parse, structure, unstructure
+from statecore.wire import structure, unstructure
 
 from ._fields import encode_line, is_version
 from .admission import Activity
 from .agent_session import (
     OWN_RUN,
+    Access,
     Activation,
     LiveSession,
     Session,
     SessionError,
     frozen_boundary,
     note_accesses,
+    read_accesses,
 )
 from .attempt import AttemptState
 from .cookies import SessionCookies
@@ -100,7 +102,7 @@ class KeptReply:
 class KeptSession:
     """Payload of a record's `session`: how many activations were answered, and the last one's reply.
 
-    `payload_digest` is of what the session was given to do by the activation under way, or the last one.
+    `payload_digest` is of what the session was given to do by the activation under way; "" between two.
     """
 
     schema_version: int = field(default=SESSION_SCHEMA, validator=is_version)
@@ -165,8 +167,8 @@ class Agent(Server):
             replayed = state is not None
             live.restored = False
         session = Session(self, live, task, max_steps=max_steps, state=state, replayed=replayed)
-        if live is None and "headers" in scope and (accesses := headers_of(scope).get(ACCESSES_HEADER)) is not None:
-            session.use_cookies(parse(accesses))
+        if live is None and "headers" in scope:
+            session.use_cookies(_accesses(headers_of(scope)))
         yield session
 
     # --- requests
@@ -254,10 +256,9 @@ class Agent(Server):
     async def _open(self, request: Incoming, send: Send) -> None:
         body = _structured(request, OpenSession)
         episode = body.episode_id
-        if (episode, body.agent_session_id) not in self._sessions:
-            if not self.admission.is_open:
-                raise refuse_request("admission_closed", "session admission is closed for a checkpoint")
-            self._claim(episode, body.agent_session_id, body.task_id if isinstance(body.task_id, str) else "")
+        if (episode, body.agent_session_id) not in self._sessions and not self.admission.is_open:
+            raise refuse_request("admission_closed", "session admission is closed for a checkpoint")
+        self._claim(episode, body.agent_session_id, body.task_id if isinstance(body.task_id, str) else "")
         cookie = self.cookies.write(body.agent_session_id)
         await send_answer(send, Answer(200, {"agent_session_id": body.agent_session_id}, (("set-cookie", cookie),)))
 
@@ -290,17 +291,18 @@ class Agent(Server):
             raise refuse_request(
                 "checkpoint_error", f"{episode.key} continues an activation that was given something else"
             )
+        accesses = _accesses(request.headers)
         self.admission.enter_or_refuse()
         activity = Activity(self.admission, episode.rollout_id, self.check(episode))
-        activation = self._begin_activation(live, activity, request, digest)
+        activation = self._begin_activation(live, activity, request, digest, accesses)
         assert self.group is not None
         self.group.start_soon(self._run_activation, live, activation, request, app)
         await _replied(activation, send)
 
-    def _begin_activation(self, live: LiveSession, activity: Activity, request: Incoming, digest: str) -> Activation:
-        accesses = request.headers.get(ACCESSES_HEADER)
-        if accesses is not None and not live.restored:
-            note_accesses(live, parse(accesses))
+    def _begin_activation(
+        self, live: LiveSession, activity: Activity, request: Incoming, digest: str, accesses: Iterable[Access]
+    ) -> Activation:
+        note_accesses(live, accesses)
         self.fences.accept(live.episode)
         live.activations += 1
         live.task, live.payload_digest = request.value, digest
@@ -330,6 +332,7 @@ class Agent(Server):
             # what a continuation of the episode needs of this session from here on is the reply, at these positions
             live.boundary = frozen_boundary(live, state=None, items=None, usage=None)
             activation.answered = True
+            live.payload_digest = ""  # nothing is under way; what comes next may be something else
         live.end(completed=False)
         activation.done.set()
 
@@ -481,6 +484,14 @@ def _activation_index(request: Incoming) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise refuse_request("activation_out_of_order", f"{ACTIVATION_HEADER}: {text!r} is no positive integer")
     return int(text)
+
+
+def _accesses(headers: Mapping[str, str]) -> Sequence[Access]:
+    header = headers.get(ACCESSES_HEADER)
+    try:
+        return () if header is None else read_accesses(header)
+    except (WireError, WireErrors, ValueError) as error:
+        raise refuse_request("checkpoint_error", f"{ACCESSES_HEADER}: {error}") from error
 
 
 async def _replied(activation: Activation, send: Send) -> None:

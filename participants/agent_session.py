@@ -7,7 +7,7 @@ a boundary while a checkpoint is open, it stands still (docs/reference/protocol.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -39,6 +39,17 @@ OWN_RUN = "run"
 
 class SessionError(StatecoreError):
     """A session was used in a way that its rules forbid; the message says which."""
+
+
+@frozen
+class Access:
+    """A session that the episode opened at a resources server, as it tells the agents that it activates."""
+
+    server: str
+    session_id: str
+    cookies: Mapping[str, str]
+    position: Position | None
+    restart: bool
 
 
 @frozen
@@ -216,10 +227,10 @@ class Session:
         self._replayed = False
         return structure(self._state, cls)
 
-    def use_cookies(self, accesses: Mapping[str, Any]) -> None:
+    def use_cookies(self, accesses: Iterable[Access]) -> None:
         """Sessions that an episode opened can be used; nothing else of them is noted, since nothing is saved here."""
-        for server, access in accesses.items():
-            self._trail.cookies[server] = dict(access.get("cookies", {}))
+        for access in accesses:
+            self._trail.cookies[access.server] = dict(access.cookies)
 
     def client(self, name: str) -> Peer:
         """The server of that name (settings.servers), as this session calls it."""
@@ -331,11 +342,33 @@ def _position(position: Position) -> dict[str, Any]:
     return {"revision": position.revision, "history": position.history, "incarnation": position.incarnation}
 
 
-def note_accesses(live: LiveSession, accesses: Mapping[str, Any]) -> None:
-    """The sessions that the episode opened before it activated this agent are part of its boundaries."""
-    for server, access in accesses.items():
-        live.trail.cookies[server] = dict(access.get("cookies", {}))
-        if access.get("restart"):
-            live.restart = True
-        if access.get("position") is not None:
-            live.trail.note_position(server, access.get("session", ""), Position.from_header(access["position"]))
+def read_accesses(header: str) -> list[Access]:
+    """What the accesses header says; WireError or ValueError when it says nothing that can be used."""
+    value = parse(header)
+    if type(value) is not dict or any(type(each) is not dict for each in value.values()):
+        raise ValueError("accesses are an object of objects, by server")
+    return [_access(server, each) for server, each in value.items()]
+
+
+def _access(server: str, said: Mapping[str, Any]) -> Access:
+    session_id, cookies, position = said.get("session", ""), said.get("cookies", {}), said.get("position")
+    if type(session_id) is not str or type(cookies) is not dict or type(position) not in (str, type(None)):
+        raise ValueError(f"the access to {server} is none")
+    if any(type(each) is not str for each in cookies.values()):
+        raise ValueError(f"the access to {server} has cookies that are no text")
+    at = None if position is None else Position.from_header(position)
+    return Access(server, session_id, cookies, at, bool(said.get("restart")))
+
+
+def note_accesses(live: LiveSession, accesses: Iterable[Access]) -> None:
+    """The sessions that the episode opened are part of the boundaries; what this agent knows better stays.
+
+    Of one session the position with more revisions is the newer one: the episode does not see the agent's own calls.
+    """
+    for access in accesses:
+        known = live.trail.positions.get(("resources", access.server, access.session_id))
+        live.trail.cookies[access.server] = {**access.cookies, **live.trail.cookies.get(access.server, {})}
+        live.restart = live.restart or access.restart
+        at = access.position
+        if at is not None and (known is None or known.incarnation != at.incarnation or known.revision < at.revision):
+            live.trail.note_position(access.server, access.session_id, at)

@@ -253,17 +253,26 @@ class Episode:
             recorded = live.results[index]
             if recorded["step"] != label:
                 raise EpisodeError(f"step {index} was {recorded['step']!r} before the restore and is {label!r} now")
+            if "failure" in recorded:
+                raise EpisodeError(recorded["failure"])
             return recorded["result"]
         await self._boundary(live, label)
         self._check()
         live.step(ReplayBegan() if replayable else WaitBegan())
         live.since, live.reason = self._environment.seams.clock.monotonic(), f"step {label!r}"
-        result = await (self._replayable(live, send) if replayable else send())
-        canonical(result)
-        live.results.append({"step": label, "result": result})
+        try:
+            result = await (self._replayable(live, send) if replayable else send())
+            canonical(result)
+        except EpisodeError as error:  # its handler may go on without it, and must be able to after a restore too
+            self._step_ended(live, {"step": label, "failure": str(error)})
+            raise
+        self._step_ended(live, {"step": label, "result": result})
+        return result
+
+    def _step_ended(self, live: LiveEpisode, recorded: dict[str, Any]) -> None:
+        live.results.append(recorded)
         live.step(StepEnded())
         live.since, live.reason = self._environment.seams.clock.monotonic(), "between two steps"
-        return result
 
     async def _boundary(self, live: LiveEpisode, label: str) -> None:
         if self._environment.admission.is_open or live.restart or live.activity is None:
@@ -325,9 +334,11 @@ class Episode:
             for name in self._handles:
                 await self._quietly(name, "/close_session", {})
             return
-        if live.machine.state is not EpisodeState.RUNNING:
+        if live.machine.state in (EpisodeState.ENDED, EpisodeState.TOMBSTONED):
             return
-        live.step(WaitBegan())
+        between = live.machine.state is EpisodeState.RUNNING  # else its handler failed inside a step
+        if between:
+            live.step(WaitBegan())
         live.reason = "closes its sessions"
         episode_id = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
         for agent, session in live.sessions.items():
@@ -335,7 +346,8 @@ class Episode:
             await self._quietly(agent, "/v1/agent_sessions/close", body)
         for name in self._handles:
             await self._quietly(name, "/close_session", {})
-        live.step(StepEnded())
+        if between:
+            live.step(StepEnded())
 
     async def _quietly(self, name: str, path: str, body: Any) -> None:
         try:

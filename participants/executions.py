@@ -25,10 +25,12 @@ from .http import (
     ASGIApp,
     Incoming,
     Message,
+    ParticipantLost,
     Receive,
     Send,
     encode_body,
     refusal,
+    refusal_in,
     refuse_request,
     replay,
     send_bytes,
@@ -37,13 +39,11 @@ from .identity import RECEIPT_HEADER, EpisodeId
 from .records import Receipt, task_digest
 from .settings import Seams
 
+__all__ = ["Executions", "ParticipantLost", "Response", "handled", "never"]
+
 log = logging.getLogger("statecore.participants")
 
 MAX_ACKNOWLEDGED_AT_ONCE = 1000
-
-
-class ParticipantLost(Exception):
-    """A server that the rollout needs is gone: that is no result (I97)."""
 
 
 @frozen
@@ -108,11 +108,10 @@ async def handled(
             "stale_attempt", f"rollout {episode.rollout_id!r} attempt {episode.attempt} was retired"
         )
         answer = refusal(refused)
-    except Refused as refused:
-        answer = refusal(refused)
-    except ParticipantLost as lost:
-        answer = refusal(refuse_request("participant_lost", str(lost)))
     except Exception as error:  # one rollout's failure is its own
+        known = refusal_in(error)
+        if known is not None:
+            return Response.of(refusal(known)), False
         log.exception("rollout %s failed", episode.key)
         answer = Answer(500, {"error": {"code": "execution_failed", "detail": f"{type(error).__name__}: {error}"}})
     return Response.of(answer), False

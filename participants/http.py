@@ -50,6 +50,10 @@ class ClientGone(Exception):
     """The caller went away before it got an answer."""
 
 
+class ParticipantLost(Exception):
+    """A server that the rollout needs is gone: that is no result (I97)."""
+
+
 @frozen
 class Answer:
     """What a route answers: a status, a JSON value, extra headers."""
@@ -72,6 +76,19 @@ def refusal(refused: Refused) -> Answer:
 def refuse_request(code: str, detail: str) -> Refused:
     """A refusal that no table made: of the request itself (identity, size, token)."""
     return Refused(code, "request", "request", (), detail)
+
+
+def refusal_in(error: Exception) -> Refused | None:
+    """The refusal that an application ended with: its own, or that of a lost server, also inside a group of exceptions
+    (of calls that were made at once); None when it is another failure.
+    """
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, ParticipantLost):
+        return refuse_request("participant_lost", str(error))
+    if isinstance(error, ExceptionGroup):
+        return next((found for each in error.exceptions if (found := refusal_in(each)) is not None), None)
+    return None
 
 
 def invalid_body(error: WireError | WireErrors, place: str = "body") -> Answer:
@@ -183,7 +200,7 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> 
 
 
 async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:
-    """`app` answers the request; a Refused that leaves it becomes the reply that peers know.
+    """`app` answers the request; a Refused or a lost server that leaves it becomes the reply that peers know.
 
     Frameworks turn an exception into a 500 and raise it again: that 500 waits here until it is known which one it was.
     Every reply names the process (`x-statecore-incarnation`), so that its 500 is told from that of a proxy.
@@ -208,17 +225,16 @@ async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:
 
     try:
         await app(request.scope, request.replayed(), careful)
-    except Refused as refused:
-        if started:
+    except Exception as error:
+        refused = None if started else refusal_in(error)
+        if refused is None:
+            for message in held:
+                await send(message)
             raise
         answer = refusal(refused)
         if request.incarnation is not None:
             answer = answer.with_header(INCARNATION_HEADER, request.incarnation)
         await send_answer(send, answer)
         return
-    except Exception:
-        for message in held:
-            await send(message)
-        raise
     for message in held:
         await send(message)
