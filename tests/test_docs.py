@@ -81,7 +81,15 @@ def test_marks_are_read_with_their_ranges() -> None:
     """Docstrings, test names and properties of worlds; a property in a test of worlds is only an example."""
     import ast
 
-    tree = ast.parse('def test_s09_x():\n    """Holds. Covers: I13-I15, S2."""\ndef q():\n    """S44: no."""\n@always(covers=("I65",))\ndef p(): ...')
+    source = '''
+def test_s09_x():
+    """Holds. Covers: I13-I15, S2."""
+def q():
+    """S44: no."""
+@always(covers=("I65",))
+def p(): ...
+'''
+    tree = ast.parse(source)
     assert sorted(marks.marks(tree, in_a_world=True)) == ["I13", "I14", "I15", "I65", "S2", "S44", "S9"]
     assert "I65" not in set(marks.marks(tree, in_a_world=False))
 
