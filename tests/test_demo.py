@@ -204,7 +204,7 @@ def test_a_held_turn_that_any_server_does_again_is_counted(event: Event) -> None
     before = [line(Event.TURN, 1, "r", turn) for turn in (1, 2, 3)]
     held = Held({"r": 2}, frozenset())
     after = [line(event, 2, "r", 2), line(event, 2, "r", 2), line(event, 2, "r", 3)]
-    assert numbers([*before, *after], held, 1) == Numbers(
+    assert numbers(before, [*before, *after], held) == Numbers(
         held_redone=(("r", 2),), lost=(("r", 3),), without=(("r", 1), ("r", 2), ("r", 3))
     )
 
@@ -213,10 +213,18 @@ def test_a_completed_rollout_would_not_be_redone() -> None:
     """Turns of a rollout whose result is in the checkpoint count for nobody; without one all are lost."""
     before = [line(Event.TURN, 1, "done", 1), line(Event.TURN, 1, "open", 1), line(Event.RESULT, 1, "done")]
     held = Held({"done": 1}, frozenset({"done"}))
-    assert numbers(before, held, 1) == Numbers((), (("open", 1),), (("open", 1),))
-    assert numbers(before, NOTHING_HELD, 1).lost == (("done", 1), ("open", 1))
+    assert numbers(before, before, held) == Numbers((), (("open", 1),), (("open", 1),))
+    assert numbers(before, before, NOTHING_HELD).lost == (("done", 1), ("open", 1))
     with pytest.raises(ValueError, match="names no turn"):
-        numbers([line(Event.TURN, 1, "r")], held, 1)
+        numbers([line(Event.TURN, 1, "r")], [], held)
+
+
+def test_what_nobody_asked_for_is_not_counted() -> None:
+    """Servers that outlive their coordinator finish turns after the crash: neither lost nor redone."""
+    at_crash = [line(Event.TURN, 1, "r", 1)]
+    zombie = [line(Event.TURN, 1, "r", 2), line(Event.RESULT, 1, "r")]
+    held = Held({"r": 1}, frozenset())
+    assert numbers(at_crash, [*at_crash, *zombie], held) == Numbers((), (), (("r", 1),))
 
 
 RESULT: dict[str, Any] = {"reward": 1.0, "score": 1, "turns": 1, "messages": [{"a": 1}, {"b": 2}], "state": {"s": 1}}

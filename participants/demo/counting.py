@@ -50,11 +50,15 @@ class Numbers:
     without: tuple[Turn, ...]
 
 
-def numbers(lines: Iterable[Line], held: Held, crashed_epoch: int) -> Numbers:
-    """The numbers, from all lines of all lives."""
-    lines = tuple(lines)
-    before = {_turn(line) for line in lines if line.event is Event.TURN and line.epoch <= crashed_epoch}
-    after = {_turn(line) for line in lines if line.event in WORK and line.epoch > crashed_epoch}
+def numbers(at_crash: Iterable[Line], in_the_end: Iterable[Line], held: Held) -> Numbers:
+    """The numbers, from the journals as they were at the crash and as they are in the end.
+
+    What servers of the first life, left to themselves, did after the crash counts for nothing: nobody asked for it.
+    """
+    at_crash = tuple(at_crash)
+    crashed_epoch = max((line.epoch for line in at_crash), default=0)
+    before = {_turn(line) for line in at_crash if line.event is Event.TURN}
+    after = {_turn(line) for line in in_the_end if line.event in WORK and line.epoch > crashed_epoch}
     return Numbers(
         held_redone=tuple(sorted(turn for turn in after if held.has(turn))),
         lost=tuple(sorted(turn for turn in before if not held.has(turn))),

@@ -22,7 +22,7 @@ from ..manifests import CheckpointId
 from ..store import Store
 from ..transaction import TransactionState
 from .counting import Held, held_by
-from .lines import JournalReader, make_directory
+from .lines import JournalReader, Line, make_directory
 from .picture import Picture, Tone
 from .plan import Plan, When, write_plan
 from .servers import JOURNALS
@@ -56,12 +56,18 @@ ABANDON: Final = {
 
 @define(eq=False)
 class Scene:
-    """What all lives share: the plan, where servers run, a directory for files, and what is shown."""
+    """What all lives share: the plan, where servers run, a directory for files, what is shown, and the lines seen."""
 
     plan: Plan
     world: World
     home: Path
     picture: Picture
+    seen: list[Line] = field(factory=list)
+    _reader: JournalReader = field(init=False)
+    _reading: trio.Lock = field(factory=trio.Lock)
+
+    def __attrs_post_init__(self) -> None:
+        self._reader = JournalReader(self.world.seams.disk, self.home / JOURNALS)
 
     @property
     def root(self) -> Path:
@@ -109,22 +115,30 @@ class Scene:
 
     async def watch(self) -> None:
         """The picture follows the servers' journals; never returns."""
-        disk = self.world.seams.disk
-        reader = JournalReader(disk, self.home / JOURNALS)
         while True:
-            for line in await on_disk(disk, lambda: tuple(reader.new_lines())):
-                self.picture.saw(line)
+            await self.catch_up()
             await trio.sleep(WATCH_S)
+
+    async def catch_up(self) -> None:
+        """All that the servers' journals say now was seen; `seen` are the lines."""
+        async with self._reading:
+            for line in await on_disk(self.world.seams.disk, lambda: tuple(self._reader.new_lines())):
+                self.seen.append(line)
+                self.picture.saw(line)
 
 
 @define(eq=False)
 class Observer:
-    """Takes the coordinator's journal line by line: into its file, onto the picture, and to the point of the crash."""
+    """Takes the coordinator's journal line by line: into its file, onto the picture, and to the point of the crash.
+
+    `stood_at`: how many turns were finished while everything stood still for the newest checkpoint.
+    """
 
     picture: Picture
     file: File
     abandon: Abandon | None = None
     scope: trio.CancelScope | None = None
+    stood_at: int = 0
     _checkpoints: list[str] = field(factory=list)
 
     def __call__(self, data: bytes) -> None:
@@ -136,6 +150,8 @@ class Observer:
         if checkpoint_id not in self._checkpoints:
             self._checkpoints.append(checkpoint_id)
         self.picture.entered(checkpoint_id, state)
+        if state is TransactionState.PUBLISHED:
+            self.stood_at = self.picture.finished_turns
         here = Abandon(len(self._checkpoints), state)
         if self.scope is not None and self.abandon == here:
             self.scope.cancel()
@@ -184,12 +200,17 @@ async def first_life(scene: Scene, deployment: Deployment) -> None:
             for turns in scene.plan.checkpoints_at:
                 await finished(picture, turns)
                 published = await checkpoint(scene, job)
-                picture.in_force(await scene.held(published.checkpoint_id))
+                nursery.start_soon(show_held, scene, published.checkpoint_id)
             if scene.plan.when is When.LATER:
-                await finished(picture, picture.finished_turns + LATER_TURNS)
+                await finished(picture, observer.stood_at + LATER_TURNS)
                 scope.cancel()
             await trio.sleep_forever()
     picture.left_checkpoint()
+
+
+async def show_held(scene: Scene, checkpoint_id: str) -> None:
+    """The picture shows which turns the checkpoint has."""
+    scene.picture.in_force(await scene.held(checkpoint_id))
 
 
 async def finished(picture: Picture, turns: int) -> None:

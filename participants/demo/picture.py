@@ -91,13 +91,6 @@ class Row:
         elif turn in self.lost:
             self.redone.add(turn)
 
-    def was_lost(self, turn: int) -> None:
-        """This turn was finished by the life that crashed."""
-        if turn > self.held:
-            self.lost.add(turn)
-            if turn in self.done:
-                self.redone.add(turn)
-
 
 @frozen
 class Happened:
@@ -126,7 +119,7 @@ class Picture:
     phases: list[tuple[TransactionState, float]] = field(factory=list)
     phase: TransactionState | None = None
     epoch: int | None = None
-    crashed_epoch: int | None = None
+    crashed: bool = False
     ended: bool = False
     _phase_since: float = 0.0
     _began: float = field(init=False)
@@ -158,15 +151,12 @@ class Picture:
     # --- what the journals say
 
     def saw(self, line: Line) -> None:
-        """One line of a server's journal. What the life that crashed did, and is read only now, was lost with it."""
+        """One line of a server's journal; those of another life than the present one change nothing."""
         row = self.rows.get(line.rollout)
-        if row is None or line.epoch not in (self.epoch, self.crashed_epoch):
+        if row is None or line.epoch != self.epoch:
             return
-        if line.epoch == self.crashed_epoch:
-            if line.event is Event.TURN and line.turn is not None:
-                row.was_lost(line.turn)
-        elif line.event is Event.TURN and line.turn is not None:
-            row.finished(line.turn, self.crashed_epoch is not None)
+        if line.event is Event.TURN and line.turn is not None:
+            row.finished(line.turn, self.crashed)
             row.status = row.status or "plays"
         elif line.event is Event.RESULT:
             row.reward = line.reward
@@ -212,12 +202,11 @@ class Picture:
 
     def killed(self, held: Held) -> None:
         """The life is over; `held` is what the checkpoint in force has, and all else of it is lost."""
-        self.epoch, self.crashed_epoch, self.ended = None, self.epoch, False
+        self.epoch, self.crashed, self.ended = None, True, False
         self.in_force(held)
         for name, row in self.rows.items():
-            done, row.done = row.done, set()
-            for turn in done:
-                row.was_lost(turn)
+            row.lost = {turn for turn in row.done if turn > row.held}
+            row.done = set()
             row.reward = row.reward if name in held.completed else None
             row.status = "on disk" if row.held else "lost" if row.lost or row.status else ""
 

@@ -28,7 +28,7 @@ UNDISTURBED = "undisturbed"
 CRASHED = {
     When.PUBLISHED: "{} is published, and nothing is resumed yet",
     When.BEFORE_PUBLISH: "{} is being validated: it is not published",
-    When.LATER: "{} is in force, and two more turns are finished",
+    When.LATER: "{} is in force, and more turns are finished",
 }
 """Where the crash falls, with the newest checkpoint."""
 
@@ -54,26 +54,30 @@ async def tell(plan: Plan, world: World, directory: Path, picture: Picture) -> E
             async with trio.open_nursery() as nursery:
                 running = trio.Event()
                 nursery.start_soon(_undisturbed, scene, directory / UNDISTURBED, undisturbed, running)
-                second = await _two_lives(scene, running)
+                at_crash, second = await _two_lives(scene, running)
             await picture.until(lambda: picture.results == len(plan.rollouts) or bool(second.trainer.lost()))
             watching.cancel_scope.cancel()
-        return await _ending(scene, second, undisturbed)
+        return await _ending(scene, at_crash, second, undisturbed)
     finally:
         await world.end()
 
 
-async def _two_lives(scene: Scene, running: trio.Event) -> SecondLife:
-    """The first life was abandoned and the second has ended; `running` is set when the second one is under way."""
+async def _two_lives(scene: Scene, running: trio.Event) -> tuple[tuple[Line, ...], SecondLife]:
+    """The first life was abandoned and the second has ended; `running` is set when the second one is under way.
+
+    Returned are the lines of all journals at the crash, and the second life.
+    """
     plan, picture, world = scene.plan, scene.picture, scene.world
     first = world.deployment(scene.home)
     await first_life(scene, first)
-    picture.say(CRASHED[plan.when].format(picture.checkpoint_id), Tone.CHECKPOINT)
     if plan.kill is Kill.ALL:
         first.kill()
-        picture.say("SIGKILL to all servers; the coordinator is abandoned", Tone.CRASH)
         await first.stop()
-    else:
-        picture.say("the coordinator is abandoned; its servers live on", Tone.CRASH)
+    await scene.catch_up()
+    at_crash = tuple(scene.seen)
+    picture.say(CRASHED[plan.when].format(picture.checkpoint_id), Tone.CHECKPOINT)
+    servers = "SIGKILL to all servers" if plan.kill is Kill.ALL else "its servers live on"
+    picture.say(f"the coordinator is abandoned, {servers}", Tone.CRASH)
     in_force = await scene.in_force()
     held = await scene.held(in_force)
     picture.killed(held)
@@ -81,7 +85,8 @@ async def _two_lives(scene: Scene, running: trio.Event) -> SecondLife:
     turns = count(sum(held.turns.values()), "turn")
     picture.say(f"in force: {in_force or 'no checkpoint'}, with {turns}", Tone.CHECKPOINT)
     second = world.deployment(scene.home)
-    return await second_life(scene, second, first if plan.kill is Kill.COORDINATOR else None, running)
+    left = first if plan.kill is Kill.COORDINATOR else None
+    return at_crash, await second_life(scene, second, left, running)
 
 
 async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, running: trio.Event) -> None:
@@ -102,14 +107,14 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     disturbed.picture.say(f"meanwhile, the same job undisturbed in servers of its own: {took:.1f} s")
 
 
-async def _ending(scene: Scene, second: SecondLife, undisturbed: DemoTrainer) -> Ending:
+async def _ending(scene: Scene, at_crash: tuple[Line, ...], second: SecondLife, undisturbed: DemoTrainer) -> Ending:
     """Everything is counted from the files."""
     disk = scene.world.seams.disk
     lines = await on_disk(disk, read_journals, disk, scene.home / JOURNALS)
     held = await scene.held(second.recovered.checkpoint_id)
     trainer = second.trainer
     verdict = Verdict(
-        numbers=numbers(lines, held, second.recovered.epoch - 1),
+        numbers=numbers(at_crash, lines, held),
         lost_results=trainer.lost(),
         doubled_results=trainer.doubled(),
         differences=differences(trainer.results(), undisturbed.results()),
