@@ -46,7 +46,6 @@ class Environment(Server):
 
     kind: ClassVar[str] = "environment"
     role: ClassVar[str] = "environment"
-    checkpoint_mode = "export_restore"
     log: ClassVar[logging.Logger] = logging.getLogger("statecore.environment")
 
     def __init__(

@@ -36,7 +36,7 @@ class Server(ABC):
 
     kind: ClassVar[str]
     role: ClassVar[str]
-    checkpoint_mode: str = "exported"
+    checkpoint_mode: str = "export_restore"
     concurrency: ClassVar[str] = "one operation per session"
 
     def __init__(
