@@ -90,6 +90,7 @@ class Shell:
     def __init__(self, server: Served, app: ASGIApp) -> None:
         self.server = server
         self.app = app
+        self._over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,7 +98,8 @@ class Shell:
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
         elif self.server.group is None:
-            detail = "this server was started without the ASGI lifespan; checkpointing needs it"
+            never = "this server was started without the ASGI lifespan; checkpointing needs it"
+            detail = "this server's lifespan is over; it must be restarted" if self._over else never
             await send_answer(send, Answer(503, {"error": {"code": "lifespan_missing", "detail": detail}}))
         else:
             await self._http(scope, receive, send)
@@ -130,6 +132,7 @@ class Shell:
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
         finally:
             self.server.group = None
+            self._over = True
 
     async def _inner_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the application's lifespan, or a bare one for an application that has none."""

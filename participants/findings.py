@@ -45,7 +45,7 @@ def of_error(error: ControlError) -> Finding:
         return Finding(f"it refuses this control token ({said})", mend)
     if error.code == "lifespan_missing":
         mend = "run it under a server that sends ASGI lifespan events (with uvicorn: --lifespan on)"
-        return Finding("it was started without the ASGI lifespan, and serves nothing", mend)
+        return Finding(f"it serves nothing ({error.detail})", mend)
     if error.code == "garbage_reply":
         mend = "is this the address of a server, and of nothing in front of it? None of this protocol answers so"
         return Finding(f"it answers {error.verb} with what cannot be read ({error.detail})", mend)

@@ -2,7 +2,8 @@
 
 Rules (docs/reference/protocol.md section 14, *Serving*): what we start runs on trio. A connection is never closed
 because of how many requests it carried, and idle ones outlive the clients' own expiry, so that a client does not send
-into a closing connection. An application that does not come up is an error, never a server without a lifespan. The gate
+into a closing connection. An application that does not come up is an error, never a server without a lifespan; a
+lifespan that breaks later ends the server, and is an error too: nobody waits for a server that can do nothing. The gate
 is opened before the server shuts down, since the server waits for requests and held requests wait for the gate.
 
 As a process: ``python -m participants.serving module:factory --port N --ready-file F``.
@@ -30,10 +31,10 @@ from hypercorn.typing import Framework
 from hypercorn.utils import LifespanTimeoutError
 
 from .http import ASGIApp
-from .lifespan import StartupFailed, StrictLifespan, before_shutdown
+from .lifespan import LifespanBroken, StartupFailed, StrictLifespan, before_shutdown, single
 from .transport import KEEPALIVE_EXPIRY_S
 
-__all__ = ["StartupFailed", "main", "serve"]
+__all__ = ["LifespanBroken", "StartupFailed", "main", "serve"]
 
 GRACEFUL_S: Final = 3.0
 LIFESPAN_S: Final = 60.0
@@ -60,27 +61,32 @@ async def serve(
     Port 0 is any free one; `fd` is a bound socket to be used instead. At the end `app.before_shutdown()` is called if
     there is one, no new connection is taken, requests may end for `graceful_timeout_s`, and then the lifespan ends.
     `lifespan` false is for applications that have none. Raises StartupFailed if the address or the application does not
-    come up; `name` is for its text.
+    come up, and LifespanBroken if its lifespan breaks, which ends the server at once; `name` is for their texts.
     """
-    strict = StrictLifespan(app, required=lifespan)
-    up = _Up(task_status)
+    broken = trio.Event()
+    strict = StrictLifespan(app, required=lifespan, on_broken=broken.set)
+    up = _Up(task_status, strict, name)
     listening = _bound(name, host, port, fd)
     try:
         await hypercorn.trio.serve(
             cast(Framework, strict),
             _config(listening, graceful_timeout_s),
-            shutdown_trigger=partial(_stopping, app, shutdown, graceful_timeout_s),
+            shutdown_trigger=partial(_stopping, app, (shutdown, broken), graceful_timeout_s),
             task_status=cast(Any, up),
             mode="asgi",
         )
     except Exception as error:
         if strict.failure is not None:
             raise StartupFailed(name, strict.failure) from error
-        if isinstance(_single(error), LifespanTimeoutError) and not up.reported:
+        if strict.broken is not None:
+            raise LifespanBroken(name, strict.broken) from error
+        if isinstance(single(error), LifespanTimeoutError) and not up.reported:
             raise StartupFailed(name, f"its startup took longer than {LIFESPAN_S} s") from error
         raise
     finally:
         listening.close()
+    if strict.broken is not None:  # hypercorn may lose it: its task is cancelled while it closes its channels
+        raise LifespanBroken(name, strict.broken)
 
 
 def _bound(name: str, host: str, port: int, fd: int | None) -> socket.socket:
@@ -98,13 +104,20 @@ def _bound(name: str, host: str, port: int, fd: int | None) -> socket.socket:
 
 
 class _Up:
-    """Hypercorn reports a list of addresses; whoever started us wants the one."""
+    """Hypercorn reports a list of addresses; whoever started us wants the one.
 
-    def __init__(self, task_status: trio.TaskStatus[str]) -> None:
+    It may do so between an application's failure to start and its own notice of that: then nobody is told.
+    """
+
+    def __init__(self, task_status: trio.TaskStatus[str], strict: StrictLifespan, name: str) -> None:
         self._task_status = task_status
+        self._strict = strict
+        self._name = name
         self.reported = False
 
     def started(self, binds: list[str]) -> None:
+        if self._strict.failure is not None:
+            raise StartupFailed(self._name, self._strict.failure)
         self.reported = True
         self._task_status.started(binds[0])
 
@@ -136,9 +149,11 @@ def _config(listening: socket.socket, graceful_timeout_s: float) -> Config:
     return config
 
 
-async def _stopping(app: ASGIApp, shutdown: trio.Event, within_s: float) -> None:
+async def _stopping(app: ASGIApp, reasons: Sequence[trio.Event], within_s: float) -> None:
     """Returns when the server is to end, the application's gate open (or a line in the log that says why not)."""
-    await shutdown.wait()
+    async with trio.open_nursery() as nursery:
+        for reason in reasons:
+            nursery.start_soon(_then_cancel, reason, nursery.cancel_scope)
     with trio.move_on_after(within_s) as scope:
         try:
             await before_shutdown(app)
@@ -148,11 +163,9 @@ async def _stopping(app: ASGIApp, shutdown: trio.Event, within_s: float) -> None
         LOG.error("before_shutdown took longer than %s s; the server ends all the same", within_s)
 
 
-def _single(error: BaseException) -> BaseException:
-    """The one exception in a group of groups, or the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+async def _then_cancel(reason: trio.Event, scope: trio.CancelScope) -> None:
+    await reason.wait()
+    scope.cancel()
 
 
 # --- as a process
@@ -270,7 +283,7 @@ def _call_process(name: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process: 0 when it was ended on purpose, 1 with the reason on stderr when it did not come up."""
+    """The process: 0 when it was ended on purpose, 1 with the reason on stderr when it did not come up or broke."""
     options = read_options(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.name is not None:
@@ -278,8 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trio.run(run, options)
     except Exception as error:
-        cause = _single(error)
-        if not isinstance(cause, StartupFailed):
+        cause = single(error)
+        if not isinstance(cause, StartupFailed | LifespanBroken):
             raise
         if cause.__cause__ is not None:
             traceback.print_exception(cause.__cause__)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from participants.client import make_client
 from participants.http import ASGIApp, Receive, Scope, Send
-from participants.serving import KEEPALIVE_S, StartupFailed, load, read_options, serve
+from participants.serving import KEEPALIVE_S, LifespanBroken, StartupFailed, load, read_options, serve
 from participants.transport import KEEPALIVE_EXPIRY_S, FreeListTransport
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +149,18 @@ async def test_an_application_that_does_not_come_up_is_not_served(app: ASGIApp, 
 
 
 @pytest.mark.trio
+async def test_a_server_that_fails_to_start_is_never_said_to_be_up() -> None:
+    """Hypercorn may report its address before it notices; the order is trio's, so it is tried many times."""
+    for _ in range(50):
+        said: list[str] = []
+        with pytest.raises(ExceptionGroup) as raised:
+            async with trio.open_nursery() as nursery:
+                said.append(await started(nursery, says_failed, trio.Event(), name="tools"))
+        assert said == []
+        assert raised.group_contains(StartupFailed, match="tools did not start: no token")
+
+
+@pytest.mark.trio
 async def test_a_startup_without_end_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound holds for the lifespan's start; hypercorn's own error is named for what it is."""
     monkeypatch.setattr("participants.serving.LIFESPAN_S", 0.05)
@@ -247,6 +259,27 @@ async def test_a_hook_that_raises_or_hangs_does_not_keep_the_server_up(caplog: p
                 shutdown.set()
         assert said in caplog.text
         assert app.log == ["startup", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("lifespan.startup.complete", "its lifespan ended by itself"),
+        ("lifespan.shutdown.failed", "the disk is full"),
+    ],
+)
+@pytest.mark.trio
+async def test_a_lifespan_that_ends_while_its_server_serves_ends_the_server(last: str, reason: str) -> None:
+    """Nobody asked it to end; the server's caller is told by an exception."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        if last != "lifespan.startup.complete":
+            await send({"type": last, "message": "the disk is full"})
+
+    with trio.fail_after(HANG_S), pytest.raises(LifespanBroken, match=f"tools did not end well: {reason}"):
+        await serve(app, shutdown=trio.Event(), name="tools")
 
 
 @pytest.mark.trio
