@@ -14,7 +14,7 @@ from participants.demo.counting import NOTHING_HELD, Held
 from participants.demo.lines import Event, Line
 from participants.demo.picture import Happened, Picture, Row, Tone
 from participants.demo.plan import Options, make_plan
-from participants.demo.view import drawn, plain_line, plain_rows, showing
+from participants.demo.view import drawn, plain_line, plain_rows, showing, svg
 from participants.records import Disposition
 from participants.recovery import Verdict
 from participants.transaction import TransactionState
@@ -209,6 +209,14 @@ def test_who_waits_is_parked_and_broken_is_in_the_legend_only_if_it_is() -> None
     picture.killed(NOTHING_HELD)
 
 
+def test_a_picture_for_a_page() -> None:
+    """The SVG holds every rollout and the last line, and refers to nothing outside itself."""
+    drawing = svg(crashed(), "turns redone: 0 held")
+    text = re.sub(r"<[^>]*>", "", drawing).replace("&#160;", " ")
+    assert all(name in text for name in ("p0_g0", "p0_g3", "turns redone: 0 held", "held by the checkpoint"))
+    assert not re.search(r"url\(.?https?:", drawing)
+
+
 class Terminal(io.StringIO):
     """A file that says it is a terminal."""
 
@@ -224,6 +232,10 @@ class Terminal(io.StringIO):
         return True
 
 
+class Dumb(Terminal):
+    """A terminal that cannot place its cursor."""
+
+
 @pytest.mark.trio
 @pytest.mark.parametrize(
     ("out", "plain", "live"),
@@ -232,6 +244,7 @@ class Terminal(io.StringIO):
         (Terminal("utf-8"), True, False),
         (Terminal("ascii"), False, False),
         (Terminal("no-such"), False, False),
+        (Dumb("utf-8"), False, False),
         (io.StringIO(), False, False),
     ],
 )
@@ -239,7 +252,7 @@ async def test_lines_where_there_is_no_terminal_for_more(
     out: io.StringIO, plain: bool, live: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The live picture needs a terminal that can write squares; --plain and a pipe get lines, without any escapes."""
-    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("TERM", "dumb" if isinstance(out, Dumb) else "xterm-256color")
     picture = Picture(make_plan(Options(rollouts=2, turns=2)), title="the title")
     async with showing(picture, out, plain=plain):
         picture.say("it began")

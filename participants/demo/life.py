@@ -22,7 +22,7 @@ from ..manifests import CheckpointId
 from ..store import Store
 from ..transaction import TransactionState
 from .counting import Held, held_by
-from .lines import JournalReader, Line, make_directory
+from .lines import Event, JournalReader, Line, make_directory
 from .picture import Picture, Tone
 from .plan import Plan, When, write_plan
 from .servers import JOURNALS
@@ -30,6 +30,7 @@ from .trainer import DemoTrainer
 from .worlds import CHECKPOINTS, Deployment, World
 
 WATCH_S: Final = 0.04
+LOOK_S: Final = 0.002
 CHECKPOINT_TIMEOUT_S: Final = 60.0
 TRIES: Final = 4
 """How often a checkpoint that aborts is tried again."""
@@ -42,15 +43,15 @@ class DemoError(StatecoreError):
 
 @frozen
 class Abandon:
-    """Where the first life ends: when its checkpoint number `nth` enters `state`."""
+    """Where the first life ends: when a checkpoint enters `state` and `published` ones came before it."""
 
-    nth: int
+    published: int
     state: TransactionState
 
 
 ABANDON: Final = {
-    When.PUBLISHED: Abandon(1, TransactionState.PUBLISHED),
-    When.BEFORE_PUBLISH: Abandon(2, TransactionState.VALIDATING),
+    When.PUBLISHED: Abandon(0, TransactionState.PUBLISHED),
+    When.BEFORE_PUBLISH: Abandon(1, TransactionState.VALIDATING),
 }
 
 
@@ -119,6 +120,10 @@ class Scene:
             await self.catch_up()
             await trio.sleep(WATCH_S)
 
+    def turns_since(self, ts: float) -> int:
+        """How many turns were finished after this moment, as far as the journals were read."""
+        return sum(line.event is Event.TURN and line.ts > ts for line in self.seen)
+
     async def catch_up(self) -> None:
         """All that the servers' journals say now was seen; `seen` are the lines."""
         async with self._reading:
@@ -131,15 +136,15 @@ class Scene:
 class Observer:
     """Takes the coordinator's journal line by line: into its file, onto the picture, and to the point of the crash.
 
-    `stood_at`: how many turns were finished while everything stood still for the newest checkpoint.
+    `published_ts` is when the newest checkpoint was published, in wall time: everything stood still then.
     """
 
     picture: Picture
     file: File
     abandon: Abandon | None = None
     scope: trio.CancelScope | None = None
-    stood_at: int = 0
-    _checkpoints: list[str] = field(factory=list)
+    published_ts: float = 0.0
+    _published: int = 0
 
     def __call__(self, data: bytes) -> None:
         self.file.write(data)
@@ -147,14 +152,12 @@ class Observer:
         if line["machine"] != "transaction" or line["state"] == line["next"]:
             return
         checkpoint_id, state = line["ids"]["checkpoint_id"], TransactionState(line["next"])
-        if checkpoint_id not in self._checkpoints:
-            self._checkpoints.append(checkpoint_id)
         self.picture.entered(checkpoint_id, state)
-        if state is TransactionState.PUBLISHED:
-            self.stood_at = self.picture.finished_turns
-        here = Abandon(len(self._checkpoints), state)
-        if self.scope is not None and self.abandon == here:
+        if self.scope is not None and self.abandon == Abandon(self._published, state):
             self.scope.cancel()
+        if state is TransactionState.PUBLISHED:
+            self._published += 1
+            self.published_ts = line["clock"]
 
 
 async def run_rollouts(scene: Scene, job: Coordinator, recovered: Recovered, trainer: DemoTrainer) -> None:
@@ -202,9 +205,12 @@ async def first_life(scene: Scene, deployment: Deployment) -> None:
                 published = await checkpoint(scene, job)
                 nursery.start_soon(show_held, scene, published.checkpoint_id)
             if scene.plan.when is When.LATER:
-                await finished(picture, observer.stood_at + LATER_TURNS)
+                while not picture.ended and scene.turns_since(observer.published_ts) < LATER_TURNS:
+                    await scene.catch_up()
+                    await trio.sleep(LOOK_S)
                 scope.cancel()
-            await trio.sleep_forever()
+            await trio.lowlevel.checkpoint()
+            raise DemoError("the crash did not come about")
     picture.left_checkpoint()
 
 

@@ -6,6 +6,8 @@ Without a terminal, without rich, or where the squares cannot be written, it is 
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TextIO
@@ -148,6 +150,10 @@ async def _live(picture: Picture, out: TextIO) -> AsyncIterator[None]:
     from rich.live import Live
 
     console = Console(file=out, highlight=False)
+    if console.is_dumb_terminal:
+        async with _lines(picture, out):
+            yield
+        return
 
     def frame() -> RenderableType:
         return drawn(picture, console.size.width, console.size.height)
@@ -165,6 +171,17 @@ async def _live(picture: Picture, out: TextIO) -> AsyncIterator[None]:
                 nursery.cancel_scope.cancel()
     finally:
         console.print(drawn(picture, console.size.width, None))
+
+
+def svg(picture: Picture, last_line: str, width: int = 80) -> str:
+    """The whole picture with the last line under it, as an SVG that refers to nothing outside itself."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True, highlight=False)
+    console.print(drawn(picture, width, None))
+    console.print(last_line)
+    exported = console.export_svg(title="statecore demo")
+    return re.sub(r"@font-face \{.*?\}\n?", "", exported, flags=re.DOTALL)
 
 
 def drawn(picture: Picture, width: int, height: int | None) -> RenderableType:
@@ -232,9 +249,11 @@ def _phases(picture: Picture) -> list[Text]:
     if picture.checkpoint_id:
         now = "" if picture.phase is None else f": {picture.phase} ..."
         first.append(f"   {picture.checkpoint_id}{now}", style="steel_blue")
-        for phase, seconds in picture.phases:
-            second.append(f"{PHASES.get(phase, phase)} ", style=DIM).append(f"{1000 * seconds:.0f}  ")
-        second.append("ms" if picture.phases else "", style=DIM)
+        took = [(PHASES.get(phase, phase), round(1000 * seconds)) for phase, seconds in picture.phases]
+        for name, ms in took:
+            if ms > 0:
+                second.append(f"{name} ", style=DIM).append(f"{ms}  ")
+        second.append("ms" if took else "", style=DIM)
     return [first, second]
 
 
