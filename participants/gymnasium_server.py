@@ -21,14 +21,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from statecore.errors import WireError, WireErrors
+from statecore.errors import Refused, WireError, WireErrors
 from statecore.wire import digest, parse, structure
 
 from .codecs import JSON, Codec, CodecError
 from .gymnasium_codec import SUPPORTED, GymnasiumSession, gymnasium_codec
 from .gymnasium_text import actions, describe
 from .gymnasium_values import integer, keys, number
-from .http import ASGIApp, invalid_body, refuse_request
+from .http import ASGIApp, invalid_body, refusal, refuse_request
 from .identity import EpisodeId
 from .positions import Position
 from .resources import Mode, Resources, Session, Verify
@@ -293,7 +293,9 @@ def _taking(cls: type[B], handler: Callable[[Request, B], Awaitable[Response]]) 
             return await handler(request, structure(own, cls))
         except (WireError, WireErrors) as error:
             answer = invalid_body(error)
-            return JSONResponse(answer.body, answer.status)
+        except Refused as refused:  # also where no wrapper is around that would say so
+            answer = refusal(refused)
+        return JSONResponse(answer.body, answer.status)
 
     return endpoint
 

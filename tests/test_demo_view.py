@@ -14,7 +14,7 @@ from participants.demo.counting import NOTHING_HELD, Held
 from participants.demo.lines import Event, Line
 from participants.demo.picture import Happened, Picture, Row, Tone
 from participants.demo.plan import Options, make_plan
-from participants.demo.view import drawn, plain_line, plain_rows, showing, svg
+from participants.demo.view import drawn, plain_line, plain_rows, showing
 from participants.records import Disposition
 from participants.recovery import Verdict
 from participants.transaction import TransactionState
@@ -207,14 +207,6 @@ def test_who_waits_is_parked_and_broken_is_in_the_legend_only_if_it_is() -> None
     picture.saw(turn("p0_g0", 1, epoch=2))
     assert any("held, and run again" in line for line in on_screen(picture, 120, 24))
     picture.killed(NOTHING_HELD)
-
-
-def test_a_picture_for_a_page() -> None:
-    """The SVG holds every rollout and the last line, and refers to nothing outside itself."""
-    drawing = svg(crashed(), "turns redone: 0 held")
-    text = re.sub(r"<[^>]*>", "", drawing).replace("&#160;", " ")
-    assert all(name in text for name in ("p0_g0", "p0_g3", "turns redone: 0 held", "held by the checkpoint"))
-    assert not re.search(r"url\(.?https?:", drawing)
 
 
 class Terminal(io.StringIO):

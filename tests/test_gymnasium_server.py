@@ -24,6 +24,7 @@ from participants.gymnasium_text import ACTIONS, actions, describe, family
 from participants.http import ASGIApp
 from participants.identity import OPERATION_HEADER, REVISION_HEADER, VERIFY_HEADER
 from participants.resources import Verify
+from participants.settings import Settings
 from statecore.seams import SeededEntropy
 from tests.served_kinds import Fleet, run
 from tests.small_job import ROOT
@@ -245,6 +246,26 @@ def test_a_step_after_the_end_is_refused_by_name() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_over")
         assert (ended.headers[REVISION_HEADER], ended.json()["terminated"]) == ("1", True)
         assert (await fleet.post("game", f"{R1}/reset")).headers[REVISION_HEADER] == "2"
+
+    run(test)
+
+
+def test_with_checkpointing_off_it_plays_all_the_same() -> None:
+    """Off, a session is found by its cookie, and refusals and bad bodies are answered by name. Covers: I76."""
+
+    async def test(fleet: Fleet) -> None:
+        app = gymnasium_resources("game", Settings(), "Blackjack-v1", seams=fleet.seams("game"))
+        await fleet.network.start("game", app, lifespan=False)
+        seeded = await fleet.post("game", "/seed_session", {"seed": 3})
+        assert not [name for name in seeded.headers if name.startswith(("x-nemo", "x-statecore"))]
+        cookie = {"headers": {"cookie": seeded.headers["set-cookie"].split(";")[0]}}
+        assert (await ask(fleet, "/step", {"action": 0}, **cookie))["terminated"]
+        over = await fleet.post("game", "/step", {"action": 0}, **cookie)
+        assert (over.status_code, over.json()["error"]["code"]) == (409, "episode_over")
+        assert (await fleet.post("game", "/reset", {"seed": "x"}, **cookie)).status_code == 422
+        nobody = await fleet.post("game", "/step", {"action": 0})
+        assert (nobody.status_code, nobody.json()["error"]["code"]) == (409, "session_lost")
+        assert (await ask(fleet, "/verify", **cookie))["steps"] == 1
 
     run(test)
 

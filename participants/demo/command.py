@@ -22,14 +22,13 @@ import trio
 
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
-from statecore.seams import SystemClock
 
 from ..console import count
 from ..lifespan import StartupFailed
 from .picture import Picture
 from .plan import ENVIRONMENTS, MIXED, Kill, Options, Plan, PlanError, When, make_plan
 from .story import Ending, tell
-from .view import showing, svg
+from .view import showing
 from .worlds import ProcessWorld
 
 NEEDED: Final = ("gymnasium", "hypercorn", "numpy")
@@ -71,7 +70,6 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="keep journals, logs and checkpoints there")
     parser.add_argument("--plain", action="store_true", help="lines instead of a live picture")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the last picture there (needs rich)")
     parser.set_defaults(run=run)
 
 
@@ -88,12 +86,11 @@ def run(args: argparse.Namespace) -> int:
         )
     except PlanError as error:
         raise UsageError(str(error)) from error
-    needed = NEEDED if args.svg is None else (*NEEDED, "rich")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"the demo needs {', '.join(missing)}: pip install 'statecore[demo]'")
     directory = _empty(args.dir)
-    code = _told(options, directory, plain=args.plain, picture_file=args.svg)
+    code = _told(options, directory, plain=args.plain)
     if code == 0 and args.dir is None:
         shutil.rmtree(directory)
     return code
@@ -112,21 +109,17 @@ def _empty(chosen: Path | None) -> Path:
     return chosen.resolve()
 
 
-def _told(options: Options, directory: Path, *, plain: bool, picture_file: Path | None) -> int:
+def _told(options: Options, directory: Path, *, plain: bool) -> int:
     """The story was told; its last line is the verdict, or on standard error why there is none."""
     code = 1
-    plan = make_plan(options)
-    picture = Picture(plan, now=SystemClock().monotonic, title=_title(plan, options))
     try:
         with _logged(directory / "coordinator.log"):
-            ending = trio.run(_interruptible, picture, directory, plain)
+            ending = trio.run(_interruptible, options, directory, plain)
         if ending is None:
             code = INTERRUPTED
             print(f"interrupted; nothing is left running; its files are in {directory}", file=sys.stderr)
         else:
             code = 0 if ending.verdict.good else 1
-            if picture_file is not None:
-                picture_file.write_text(svg(picture, ending.verdict.line()), encoding="utf-8")
             print(ending.verdict.line())
     except* EXPECTED as errors:
         for error in _leaves(errors):
@@ -159,8 +152,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _interruptible(picture: Picture, directory: Path, plain: bool) -> Ending | None:
+async def _interruptible(options: Options, directory: Path, plain: bool) -> Ending | None:
     """How the story ended; None when a signal ended it, and then nothing is left running."""
+    plan = make_plan(options)
+    picture = Picture(plan, title=_title(plan, options))
     ending: Ending | None = None
     async with trio.open_nursery() as nursery:
 
@@ -168,7 +163,7 @@ async def _interruptible(picture: Picture, directory: Path, plain: bool) -> Endi
             nonlocal ending
             async with showing(picture, sys.stdout, plain=plain):
                 picture.say(f"the files of this run are in {directory}")
-                ending = await tell(picture.plan, ProcessWorld(), directory, picture)
+                ending = await tell(plan, ProcessWorld(), directory, picture)
             nursery.cancel_scope.cancel()
 
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:

@@ -6,8 +6,6 @@ Without a terminal, without rich, or where the squares cannot be written, it is 
 from __future__ import annotations
 
 import importlib.util
-import io
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TextIO
@@ -171,17 +169,6 @@ async def _live(picture: Picture, out: TextIO) -> AsyncIterator[None]:
                 nursery.cancel_scope.cancel()
     finally:
         console.print(drawn(picture, console.size.width, None))
-
-
-def svg(picture: Picture, last_line: str, width: int = 80) -> str:
-    """The whole picture with the last line under it, as an SVG that refers to nothing outside itself."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True, highlight=False)
-    console.print(drawn(picture, width, None))
-    console.print(last_line)
-    exported = console.export_svg(title="statecore demo")
-    return re.sub(r"@font-face \{.*?\}\n?", "", exported, flags=re.DOTALL)
 
 
 def drawn(picture: Picture, width: int, height: int | None) -> RenderableType:
