@@ -23,6 +23,18 @@ def is_rollout_id(_instance: object, _attribute: object, value: str) -> None:
     check_rollout_id(value)
 
 
+def is_text(_instance: object, attribute: object, value: str) -> None:
+    """An attrs validator: `value` is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{getattr(attribute, 'name', 'it')} is text, not {value!r}")
+
+
+def is_text_or_none(instance: object, attribute: object, value: str | None) -> None:
+    """An attrs validator: `value` is a string or None."""
+    if value is not None:
+        is_text(instance, attribute, value)
+
+
 def not_negative(_instance: object, attribute: object, value: int) -> None:
     """An attrs validator: `value` is 0 or more."""
     if value < 0:
@@ -48,6 +60,11 @@ def encode_line(value: Json) -> bytes:
     """
     exact(value)
     return json.dumps(value, allow_nan=False).encode("ascii") + b"\n"
+
+
+def copied(value: Json) -> Json:
+    """An equal JSON value that shares nothing with `value`, keys in their order."""
+    return json.loads(json.dumps(value))
 
 
 def boundary_digest(boundary: Json) -> str:

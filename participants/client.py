@@ -248,15 +248,17 @@ class ControlClient:
     async def _send(self, request: _Request, deadline_ts: float, tries: int | None, again: str | None = None) -> Reply:
         """The JSON object of a good reply, after as many sendings as the rules allow; raises ControlError."""
         allowed = self.retries.tries if tries is None else tries
+        # From here on the clock that nobody sets: a server that hangs holds nobody up for an hour that came again.
+        end = self._clock.monotonic() + max(deadline_ts - self._clock.time(), 0.0)
         sent = 0
         while True:
             sent += 1
-            answer = await self._send_once(request, max(deadline_ts - self._clock.time(), 0.0) + self.retries.grace_s)
+            answer = await self._send_once(request, max(end - self._clock.monotonic(), 0.0) + self.retries.grace_s)
             self._learn(answer)
             waits = again is not None and answer.body is not None and answer.body.get("phase") == again
             if answer.verdict is Verdict.TRY_AGAIN or (answer.verdict is Verdict.ACCEPTED and waits):
                 delay_s = self.retries.delay_s(sent, self._entropy.random())
-                if sent < allowed and self._clock.time() + delay_s < deadline_ts:
+                if sent < allowed and self._clock.monotonic() + delay_s < end:
                     await anyio.sleep(delay_s)
                     continue
             if answer.verdict is Verdict.ACCEPTED and answer.body is not None:

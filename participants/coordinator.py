@@ -84,7 +84,7 @@ class Coordinator:
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
         self._run: CheckpointRun | None = None
-        self._unfinished: Open | None = None
+        self._unfinished: list[Open] = []
         self._failures = 0
         self._started = False
 
@@ -136,9 +136,7 @@ class Coordinator:
         plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
-        await dispatcher.redeliver(
-            result for row in plan.redeliver if (result := life.ledger[row.rollout_id].result) is not None
-        )
+        await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
         self._life, self._dispatcher = life, dispatcher
         self._tell(verdicts, begun.overtaken)
         return Recovered(
@@ -232,22 +230,27 @@ class Coordinator:
             raise
         except BaseException:  # cancelled, or a bug: nothing is sent, and what is ours goes on
             if run.open.contacted:
-                self._unfinished = run.open
+                self._unfinished.append(run.open)
             life.note(life.ledger.released())
             life.door.open()
             raise
         finally:
             self._run = None
+        if outcome.unresumed and not self._unfinished:
+            self._unfinished.append(run.open)
         return self._counted(outcome)
 
     async def _end_unfinished(self, life: Life) -> None:
-        """A checkpoint that was cancelled half-way is over on every server that can be reached."""
-        unfinished = self._unfinished
-        if unfinished is not None:
+        """A checkpoint that was cancelled half-way, or that a server did not hear the end of, is over on every server
+        that can be reached: until its lease ends, a server refuses every other checkpoint.
+        """
+        for unfinished in tuple(self._unfinished):
             deadline_ts = self.seams.clock.time() + self.settings.resume_timeout_s
-            for problem in await resume_all(unfinished.contacted, unfinished.checkpoint_id, deadline_ts):
+            problems = await resume_all(unfinished.contacted, unfinished.checkpoint_id, deadline_ts)
+            for problem in problems:
                 log.warning("%s: not resumed: %s", unfinished.checkpoint_id, problem)
-            self._unfinished = None
+            if not problems:
+                self._unfinished.remove(unfinished)
 
     def _counted(self, outcome: Published | Aborted) -> Published | Aborted:
         if isinstance(outcome, Published):

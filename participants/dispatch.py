@@ -17,7 +17,7 @@ import trio
 from attrs import evolve, frozen
 
 from statecore.errors import WireError, WireErrors
-from statecore.wire import canonical, digest, parse
+from statecore.wire import canonical, digest, exact, parse
 
 from .handoff import AcceptResult
 from .identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, EpisodeId
@@ -69,6 +69,7 @@ def read_run_reply(
         return Answer(came=Came.NO_RESULT, why=why)
     try:
         body = parse(content)
+        exact({"body": body})  # as the ledger's row holds it
         sha256 = digest(body)
         header = headers.get(RECEIPT_HEADER)
         receipt = evolve(own_receipt, result_sha256=sha256) if header is None else Receipt.from_header(header)
@@ -218,19 +219,21 @@ class Dispatcher:
             if isinstance(effect, AcceptResult):
                 await self._hand_over(ledger[receipt.rollout_id])
 
-    async def _hand_over(self, rollout: Rollout) -> None:
+    async def _hand_over(self, rollout: Rollout, *, redelivered: bool = False) -> None:
         life, result = self._life, rollout.result
         assert result is not None
         if isinstance(life.trainer, SavesResults):
             result = await self._save_result(life.trainer, result)
         async with life.hooks:
-            await life.trainer.accept(result)
+            await life.trainer.accept(evolve(result, redelivered=redelivered))
 
     async def _save_result(self, trainer: SavesResults, result: Result) -> Result:
         """The result that stands; saved, and acknowledged at once, if the framework could keep it (section 9)."""
         life = self._life
         try:
             standing = await trainer.save_result(result)
+            if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
+                raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
         except Exception:
             log.exception("save_result failed for %s; its server keeps it until the next checkpoint", result.rollout_id)
             return result
@@ -250,11 +253,10 @@ class Dispatcher:
         finally:
             self._acknowledging.discard(target)
 
-    async def redeliver(self, results: Iterable[Result]) -> None:
+    async def redeliver(self, rollout_ids: Iterable[str]) -> None:
         """Results that a checkpoint's ledger holds and the trainer's state lacks are with the framework again (I87)."""
-        for result in results:
-            async with self._life.hooks:
-                await self._life.trainer.accept(evolve(result, redelivered=True))
+        for rollout_id in rollout_ids:
+            await self._hand_over(self._life.ledger[rollout_id], redelivered=True)
 
 
 class _Patience:

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import attrs
 from attrs import evolve, field, frozen
 
 from statecore import Snapshot
 from statecore.errors import StatecoreError
 from statecore.wire import exact
 
+from ._fields import copied
 from .attempt import (
     ATTEMPT,
     AttemptState,
@@ -34,6 +36,7 @@ from .handoff import LEDGER_ENTRY, Entry, Received, Saved
 from .identity import EpisodeId
 from .records import Disposition, Json, LedgerRow, LedgerStatus, Receipt, RegistryRow, task_digest
 from .recovery import Verdict
+from .shared_map import SharedMap
 from .trainer import Dispatch, Result
 
 Effects = tuple[Any, ...]
@@ -88,10 +91,11 @@ class Rollout:
 
     @property
     def result(self) -> Result | None:
-        """Its result as the framework gets it, None while there is none."""
+        """Its result as the framework gets it: a copy, which may be changed. None while there is none."""
         if self.receipt is None:
             return None
-        return Result(self.receipt.rollout_id, self.receipt.attempt, self.body, self.receipt, self.dispatch)
+        body, dispatch = copied(self.body), _copied(self.dispatch)
+        return Result(self.receipt.rollout_id, self.receipt.attempt, body, self.receipt, dispatch)
 
     def after(self, *events: object) -> Rollout:
         """The rollout after these events of its attempt; Refused when one may not happen, and then nothing has."""
@@ -101,11 +105,19 @@ class Rollout:
         return evolve(self, execution=execution)
 
 
+def _copied(dispatch: Dispatch) -> Dispatch:
+    return evolve(dispatch, task=copied(dispatch.task), data_position=copied(dispatch.data_position))
+
+
+def _shared(rollouts: Mapping[str, Rollout]) -> SharedMap[Rollout]:
+    return rollouts if isinstance(rollouts, SharedMap) else SharedMap(rollouts)
+
+
 @frozen
 class Ledger:
     """All rollouts that are known, by id, in the order they were registered."""
 
-    rollouts: Mapping[str, Rollout] = field(factory=dict)
+    rollouts: SharedMap[Rollout] = field(factory=SharedMap, converter=_shared)
 
     def __getitem__(self, rollout_id: str) -> Rollout:
         return self.rollouts[rollout_id]
@@ -128,14 +140,14 @@ class Ledger:
             if rollout_id in seen:
                 raise KnownRollout(rollout_id, "comes twice in one batch")
             seen.add(rollout_id)
-            exact(dispatch.data_position)
-            rollout = Rollout(dispatch=dispatch, digest=task_digest(dispatch.task))
+            exact(attrs.asdict(dispatch, recurse=False))  # as a row holds it, and a request
+            rollout = Rollout(dispatch=_copied(dispatch), digest=task_digest(dispatch.task))
             known = self.rollouts.get(rollout_id)
             if known is None:
                 new[rollout_id] = rollout
             elif known.digest != rollout.digest:
                 raise KnownRollout(rollout_id, "is known with another task")
-        return Ledger({**self.rollouts, **new}), tuple(rollout.episode for rollout in new.values())
+        return Ledger(self.rollouts.changed(new)), tuple(rollout.episode for rollout in new.values())
 
     def dispatched(self, rollout_ids: Iterable[str]) -> Ledger:
         """The requests of these leave now."""
@@ -212,7 +224,7 @@ class Ledger:
         """The framework keeps `result` for its rollout, whichever attempt made it, and has made it durable."""
         rollout = self.rollouts[result.rollout_id]
         entry, _ = LEDGER_ENTRY.step(rollout.entry, Saved())
-        return self._put(evolve(rollout, entry=entry, receipt=result.receipt, body=result.body))
+        return self._put(evolve(rollout, entry=entry, receipt=result.receipt, body=copied(result.body)))
 
     def saved(self, rollout_ids: Iterable[str]) -> Ledger:
         """A durable copy of these results exists outside the server (I67)."""
@@ -238,13 +250,18 @@ class Ledger:
         """The rollouts whose result has arrived."""
         return frozenset(name for name, each in self.rollouts.items() if each.has_result)
 
+    @property
+    def given_away(self) -> frozenset[str]:
+        """The rollouts whose result only the trainer keeps, since a durable checkpoint of it contains them (I87)."""
+        return frozenset(name for name, each in self.rollouts.items() if each.has_result and each.body is None)
+
     # --- inside
 
     def _put(self, rollout: Rollout) -> Ledger:
-        return Ledger({**self.rollouts, rollout.dispatch.rollout_id: rollout})
+        return Ledger(self.rollouts.changed({rollout.dispatch.rollout_id: rollout}))
 
     def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
-        return Ledger({**self.rollouts, **{each: change(self.rollouts[each]) for each in rollout_ids}})
+        return Ledger(self.rollouts.changed({each: change(self.rollouts[each]) for each in rollout_ids}))
 
 
 def _released(rollout: Rollout) -> Rollout:

@@ -35,6 +35,7 @@ PREPARED: Final = "prepared"
 PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
 STRANGERS_TOLD: Final = 5
+CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
 
 class StageFailed(Exception):
@@ -51,8 +52,8 @@ class StageFailed(Exception):
 class Phases:
     """One checkpoint under way. `deadline` is on trio's clock, `deadline_ts` the same moment as servers get it.
 
-    `reading` is the ledger that is published, `consumed` what the trainer's state contains with it; `settled` says what
-    becomes of each rollout.
+    `reading` is the ledger that is published, `consumed` what the trainer's state contains with it, `policy_version`
+    which weights; `settled` says what becomes of each rollout.
     """
 
     life: Life
@@ -68,6 +69,7 @@ class Phases:
     reading: Ledger = field(factory=Ledger)
     settled: dict[str, Settled] = field(factory=dict)
     consumed: frozenset[str] = frozenset()
+    policy_version: tuple[int, int] | None = None
 
     def timed(self, name: str, began: float) -> None:
         """This phase ended now."""
@@ -79,7 +81,10 @@ class Phases:
         self.contacted |= {member.name: member for member in members}
         body = {"checkpoint_id": str(self.checkpoint_id), **body}
         try:
-            return await call_all(members, verb, body, self.deadline_ts, **how)
+            grace_s = self.life.settings.control_retries.grace_s + CLOCK_SET_S
+            with trio.move_on_at(self.deadline + grace_s):  # `deadline_ts` moves when somebody sets the wall clock
+                return await call_all(members, verb, body, self.deadline_ts, **how)
+            raise StageFailed(f"{verb}: not all servers answered within {self.timeout_s:g} s")
         except Failure as failure:
             raise StageFailed(str(failure)) from failure
         except BadReply as bad:
@@ -138,8 +143,9 @@ class Phases:
         await self.life.disk(self._read_parts)
         now = trio.current_time()
         with trio.move_on_at(now + (self.deadline - now) * self.life.settings.settle_share):
-            while any(self.cut.is_on_its_way(rollout) for rollout in self.life.ledger.candidates()):
-                await self.life.change()
+            for rollout_id in [each.episode.rollout_id for each in self.life.ledger.candidates()]:
+                while self.cut.is_on_its_way(self.life.ledger[rollout_id]):  # once it is not, it never is again
+                    await self.life.change()
         stateless = {member.instance for member in self.life.deployment.members if member.mode == STATELESS}
         standing = await self.life.disk(partial(self.cut.note_agreements, self.life.ledger, stateless))
         self.life.note(self.life.ledger.parked(standing))
@@ -179,6 +185,11 @@ class Phases:
         if strangers:
             told = ", ".join(strangers[:STRANGERS_TOLD])
             raise StageFailed(f"the trainer has consumed {told}, of which no result came", broken=True)
+        forgotten = sorted(self.reading.given_away - self.consumed)
+        if forgotten:
+            told = ", ".join(forgotten[:STRANGERS_TOLD])
+            raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
+        self.policy_version = await self._hook("policy_version", self._read_policy_version)
         self.settled = self.cut.dispositions(self.reading)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
         directory = await self.life.disk(lambda: draft.framework_dir)
@@ -192,6 +203,10 @@ class Phases:
             nursery.cancel_scope.cancel()
         if failed:
             raise failed[0]
+
+    async def _read_policy_version(self) -> tuple[int, int] | None:
+        trainer = self.life.trainer
+        return trainer.policy_version if isinstance(trainer, HasPolicyVersion) else None
 
     async def _hook(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -249,8 +264,7 @@ class Phases:
             self.reading.ledger_rows() + late.ledger_rows(),
         )
         draft.seal_framework()
-        trainer = self.life.trainer
-        draft.finish(trainer.policy_version if isinstance(trainer, HasPolicyVersion) else None)
+        draft.finish(self.policy_version)
 
     async def publish(self) -> Publication:
         """It is in force, by one rename; after a StageFailed the checkpoint before it is."""

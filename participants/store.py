@@ -239,6 +239,9 @@ class Store:
     def _point_latest(self, checkpoint_id: CheckpointId) -> str | None:
         path = self.root / LATEST
         try:
+            newest = max(self._epochs(), default=0)
+            if newest > checkpoint_id.epoch:
+                return f"{path}: left to epoch {newest}, which has claimed the root"
             with temporary(self._disk, path, [f"{checkpoint_id}\n".encode()], self._entropy) as (temp, _):
                 self._disk.rename(temp, path)
             self._disk.fsync_dir(self.root)

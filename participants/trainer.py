@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from ._fields import is_rollout_id
+from ._fields import is_rollout_id, is_text, is_text_or_none
 from .identity import EpisodeId
 from .records import Disposition, Json, Receipt
 
@@ -28,13 +28,13 @@ class Dispatch:
 
     `task` goes to the server named `target` (a name in the launcher's map: an environment, or an agent that drives its
     own episodes). `group` and `data_position` are the framework's own and come back unchanged. Raises ValueError when
-    the rollout id is none (section 3).
+    the rollout id is none (section 3), and when `target` or `group` is no text.
     """
 
     rollout_id: str = field(validator=is_rollout_id)
     task: Json
-    target: str
-    group: str | None = None
+    target: str = field(validator=is_text)
+    group: str | None = field(default=None, validator=is_text_or_none)
     data_position: Json = None
 
 
@@ -42,6 +42,7 @@ class Dispatch:
 class Result:
     """One result, as it goes to `Trainer.accept`: the server's JSON body and the receipt that names it.
 
+    `body` and `dispatch` are copies: the framework may change them, the coordinator's ledger does not see it.
     `redelivered` is true after a restart, when the checkpoint's ledger has the result and the trainer's state has not.
     """
 
