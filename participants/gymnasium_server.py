@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import httpx
-from attrs import define, field, frozen
+from attrs import field, frozen
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,97 +24,22 @@ from starlette.routing import Route
 from statecore.errors import Refused, WireError, WireErrors
 from statecore.wire import digest, parse, structure
 
-from .codecs import JSON, Codec, CodecError
-from .gymnasium_codec import SUPPORTED, GymnasiumSession, gymnasium_codec
+from .codecs import JSON
+from .gymnasium_codec import SUPPORTED, GymnasiumSession
+from .gymnasium_play import Play, PlayCodec
 from .gymnasium_text import actions, describe
-from .gymnasium_values import integer, keys, number
 from .http import ASGIApp, invalid_body, refusal, refuse_request
 from .identity import EpisodeId
 from .positions import Position
 from .resources import Mode, Resources, Session, Verify
 from .settings import Seams, Settings
 
-__all__ = ["Applied", "Play", "PlayCodec", "blackjack", "frozen_lake", "gymnasium_resources", "taxi"]
+__all__ = ["Applied", "blackjack", "frozen_lake", "gymnasium_resources", "taxi"]
 
-SCHEMA_VERSION: Final = 1
-_PLAY_KEYS: Final = frozenset({"schema_version", "episodes", "earlier_reward", "earlier_steps", "game"})
 IDENTITY_FIELDS: Final = "_ng_"
 """Fields of a body that name the rollout; they are read before the application sees it."""
 
 B = TypeVar("B")
-
-
-# --- one session: an environment, and what came before its last reset
-
-
-@define(eq=False)
-class Play:
-    """An environment and the episodes it has played: `episodes` counts them, the running one included.
-
-    `earlier_reward` and `earlier_steps` are of the episodes before the running one.
-    """
-
-    game: GymnasiumSession
-    episodes: int = 1
-    earlier_reward: float = 0.0
-    earlier_steps: int = 0
-
-    @property
-    def reward(self) -> float:
-        """Of all episodes since the seed."""
-        return self.earlier_reward + self.game.total_reward
-
-    @property
-    def steps(self) -> int:
-        return self.earlier_steps + self.game.steps
-
-    def reset(self, seed: int | None) -> None:
-        """Another episode has begun; without a seed the generator goes on. ValueError for a seed that is none."""
-        reward, steps = self.reward, self.steps
-        self.game.reset(seed)
-        self.earlier_reward, self.earlier_steps = reward, steps
-        self.episodes += 1
-
-
-@frozen
-class PlayCodec(Codec[Play]):
-    """Carries a Play; with `env_id` only one of that environment, else of all supported ones."""
-
-    env_id: str | None = None
-
-    @property
-    def name(self) -> str:
-        return "gymnasium" if self.env_id is None else f"gymnasium:{self.env_id}"
-
-    def export(self, state: Play, /) -> JSON:
-        if type(state) is not Play:
-            raise CodecError(self.name, "$", f"the state is a {type(state).__qualname__}, not a Play")
-        game = gymnasium_codec().export(state.game)
-        self._check(game)
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "episodes": state.episodes,
-            "earlier_reward": state.earlier_reward,
-            "earlier_steps": state.earlier_steps,
-            "game": game,
-        }
-
-    def load(self, data: JSON, /) -> Play:
-        try:
-            fields = keys(data, (), _PLAY_KEYS)
-            integer(SCHEMA_VERSION, SCHEMA_VERSION)(fields["schema_version"], ("schema_version",))
-            episodes = integer(1)(fields["episodes"], ("episodes",))
-            earlier_reward = number(fields["earlier_reward"], ("earlier_reward",))
-            earlier_steps = integer(0)(fields["earlier_steps"], ("earlier_steps",))
-        except WireError as error:
-            raise CodecError(self.name, error.path, error.problem) from error
-        self._check(fields["game"])
-        return Play(gymnasium_codec().load(fields["game"]), episodes, earlier_reward, earlier_steps)
-
-    def _check(self, game: JSON) -> None:
-        found = game.get("env_id") if type(game) is dict else None
-        if self.env_id is not None and found != self.env_id:
-            raise CodecError(self.name, "$.game.env_id", f"{found!r} is not the {self.env_id!r} of this server")
 
 
 # --- what the routes take

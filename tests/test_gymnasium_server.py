@@ -11,15 +11,8 @@ import pytest
 
 from participants.codecs import CodecError, check_codec
 from participants.gymnasium_codec import SUPPORTED, GymnasiumSession
-from participants.gymnasium_server import (
-    Applied,
-    Play,
-    PlayCodec,
-    blackjack,
-    frozen_lake,
-    gymnasium_resources,
-    taxi,
-)
+from participants.gymnasium_play import Play, PlayCodec
+from participants.gymnasium_server import Applied, blackjack, frozen_lake, gymnasium_resources, taxi
 from participants.gymnasium_text import ACTIONS, actions, describe, family
 from participants.http import ASGIApp
 from participants.identity import OPERATION_HEADER, REVISION_HEADER, VERIFY_HEADER
