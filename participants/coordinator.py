@@ -203,7 +203,8 @@ class Coordinator:
     async def run_batch(self, batch: Batch | Iterable[Dispatch]) -> BatchReport:
         """Every rollout of the batch has ended: its result went to `Trainer.accept`, once, or the report says why not.
 
-        Dispatches that are given directly are registered first, before anything is awaited (S40).
+        Dispatches that are given directly are registered first, before anything is awaited (S40). A `Batch` whose run
+        was cancelled may be run again: it goes on where its executions stand.
         """
         dispatcher = self._living()[1]
         return await dispatcher.run(batch if isinstance(batch, Batch) else dispatcher.runnable(batch))

@@ -118,8 +118,8 @@ class Dispatcher:
     async def run(self, batch: Batch) -> BatchReport:
         """Every execution of `batch` has ended, with its result delivered or a reason why there is none.
 
-        ValueError for a batch that runs already or was never made here. What the framework's `accept` raises comes out
-        when all others have ended.
+        ValueError for a batch that runs already, has run, or was never made here; one whose run was cancelled may be
+        run again. What the framework's `accept` raises comes out when all others have ended.
         """
         for episode in batch.episodes:
             if episode not in self._handed_out or episode in self._running:
@@ -127,22 +127,35 @@ class Dispatcher:
         self._running |= set(batch.episodes)
         lost: dict[str, str] = {}
         errors: list[Exception] = []
-        async with trio.open_nursery() as nursery:
-            for episode in batch.episodes:
-                nursery.start_soon(self._run_one, episode, lost, errors)
+        ended = False
+        try:
+            async with trio.open_nursery() as nursery:
+                for episode in batch.episodes:
+                    nursery.start_soon(self._run_one, episode, lost, errors)
+            ended = True
+        finally:
+            if not ended:  # given up by its caller: it may be run again, and joins its executions
+                self._running -= set(batch.episodes)
         if errors:
             raise ExceptionGroup("the framework refused results", errors)
         return BatchReport(delivered=len(batch) - len(lost), lost=lost)
 
     async def _run_one(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
-        answer = await self._until_final(episode)
-        if answer.came is not Came.RESULT or answer.receipt is None:
+        life, known = self._life, self._life.ledger[episode.rollout_id]
+        if known.ended:  # in a run of the batch that was given up
+            lost[episode.rollout_id] = known.ended
+            return
+        answer = Answer(came=Came.RESULT) if known.has_result else await self._until_final(episode)
+        if answer.came is not Came.RESULT:
             log.warning("%s has no result: %s", episode.key, answer.why)
             lost[episode.rollout_id] = answer.why
-            self._life.note(self._life.ledger.lost(episode.rollout_id, answer.why))
+            life.note(life.ledger.lost(episode.rollout_id, answer.why))
             return
         try:
-            await self._deliver(answer.receipt, answer.body)
+            if answer.receipt is None:  # it came in a run of the batch that was given up
+                await self._hand_over_once(known)
+            else:
+                await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
 
@@ -226,6 +239,13 @@ class Dispatcher:
             result = await self._save_result(life.trainer, result)
         async with life.hooks:
             await life.trainer.accept(evolve(result, redelivered=redelivered))
+
+    async def _hand_over_once(self, rollout: Rollout) -> None:
+        """The result is with the framework, which may have taken it already: its consumed set tells (I88)."""
+        async with self._life.hooks:
+            consumed = await self._life.trainer.consumed()
+        if rollout.dispatch.rollout_id not in consumed:
+            await self._hand_over(rollout)
 
     async def _save_result(self, trainer: SavesResults, result: Result) -> Result:
         """The result that stands; saved, and acknowledged at once, if the framework could keep it (section 9)."""

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import trio
 from attrs import define, evolve, field
+from starlette.responses import Response
 from trio.testing import MockClock
 
 from participants.coordinator import Aborted, Published
@@ -25,6 +26,7 @@ from statecore.errors import WireError
 from statecore.seams import FixedClock, LoopClock, MemoryDisk, SeededEntropy
 from statecore.wire import MAX_DEPTH, digest
 from tests.coordinator_world import WALL, SmallTrainer, a_world, abandoned, dispatches, is_call, running
+from tests.small_fleet import FakeServer, Reply
 
 
 def nested(depth: int) -> Any:
@@ -204,6 +206,48 @@ async def test_a_result_that_is_delivered_again_is_kept_again(autojump_clock: Mo
         assert all(each.redelivered for each in second.accepted)
         rows = world.store().read(world.store().published()[-1]).ledger
         assert {row.rollout_id: row.body["reward"] for row in rows} == {"p1": 1, "p2": 77}
+
+
+# --- a batch that its caller gives up
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("given_up_s", [0.5, 1.5, 2.5])
+async def test_a_batch_that_was_given_up_goes_on_when_it_is_run_again(
+    autojump_clock: MockClock, given_up_s: float
+) -> None:
+    """Cancelled while rollouts run, or while the framework takes a result: run again, the batch joins the executions,
+    and each result is with the framework once. Covers: I10, I68.
+    """
+
+    @define(eq=False)
+    class Slow(SmallTrainer):
+        async def accept(self, result: Result) -> None:
+            await trio.sleep(1)
+            await super().accept(result)
+
+    async with a_world() as world:
+        trainer = Slow(world.disk)
+        async with world.coordinator(trainer) as job:
+            batch = (await job.recover()).runnable(dispatches({"p1": 1, "p2": 2, "bad": 1}))
+            world.script("env", "run", _fails)
+            with trio.move_on_after(given_up_s):
+                await job.run_batch(batch)
+            report = await job.run_batch(batch)
+            assert report.delivered == 2
+            assert set(report.lost) == {"bad"}
+            assert trainer.ids == ["p1", "p2"]
+            assert len(world.history.played) == 3
+            outcome = await job.checkpoint(20)
+            assert isinstance(outcome, Published)
+            assert "2 completed, 1 fresh" in outcome.story()
+            with pytest.raises(ValueError, match="runs already"):
+                await job.run_batch(batch)
+
+
+def _fails(server: FakeServer, body: Reply) -> Response | None:
+    bad = body["episode_id"]["rollout_id"] == "bad"
+    return server.refuse(500, "execution_failed") if bad else None
 
 
 # --- aborts, bounds
