@@ -32,7 +32,7 @@ from .gate import (
     SettledEnded,
     Stirred,
 )
-from .http import ClientGone
+from .http import ClientGone, refuse_request
 
 Check = Callable[[], None]
 Gone = Callable[[], Awaitable[None]]
@@ -41,6 +41,7 @@ Gone = Callable[[], Awaitable[None]]
 @define(eq=False)
 class _Hold:
     rollout_id: str | None
+    has_caller: bool
     event: anyio.Event = field(factory=anyio.Event)
 
 
@@ -55,6 +56,7 @@ class Admission:
         self._holds: set[_Hold] = set()
         self._waiters: set[_Hold] = set()  # settled things that wait for the opening; not counted as held
         self._on_change = on_change
+        self._ending = False
         if closed:
             self.close()
 
@@ -77,6 +79,20 @@ class Admission:
     def open(self) -> None:
         self._step(OpenRequested())
 
+    def end(self) -> None:
+        """Its server ends: requests that wait, or would, are told that it is lost; what else waits is ended with it."""
+        self._ending = True
+        for hold in list(self._holds):
+            self._let_go(hold)
+        for waiter in self._waiters:
+            if waiter.has_caller:
+                waiter.event.set()
+
+    def _let_go(self, hold: _Hold) -> None:
+        self._holds.discard(hold)
+        self._step(Left())
+        hold.event.set()
+
     def enter_or_refuse(self) -> None:
         """Admitted, or Refused `admission_closed`: for requests that are never held."""
         self._step(ArrivedImpatient())
@@ -88,9 +104,10 @@ class Admission:
         """
         while True:
             check()
+            self._check_ending()
             if any(effect.__class__ is Admit for effect in self._step(Arrived())):
                 return
-            hold = _Hold(rollout_id)
+            hold = _Hold(rollout_id, gone is not None)
             self._holds.add(hold)
             try:
                 await _wait(hold.event, gone)
@@ -128,7 +145,9 @@ class Admission:
         """Returns when the gate is open, or at once when it is; also when `rollout_id` is woken."""
         if self.is_open:
             return
-        waiter = _Hold(rollout_id)
+        waiter = _Hold(rollout_id, gone is not None)
+        if waiter.has_caller:
+            self._check_ending()
         self._waiters.add(waiter)
         try:
             await _wait(waiter.event, gone)
@@ -139,12 +158,14 @@ class Admission:
         """Everything that waits for these rollouts looks again (their attempts were retired)."""
         wanted = set(rollout_ids)
         for hold in [hold for hold in self._holds if hold.rollout_id in wanted]:
-            self._holds.discard(hold)
-            self._step(Left())
-            hold.event.set()
+            self._let_go(hold)
         for waiter in self._waiters:
             if waiter.rollout_id in wanted:
                 waiter.event.set()
+
+    def _check_ending(self) -> None:
+        if self._ending and not self.is_open:
+            raise refuse_request("participant_lost", "this server ends, and was closed for a checkpoint")
 
     def _step(self, event: object) -> tuple[Any, ...]:
         self._gate, effects = GATE.step(self._gate, event)

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
+import anyio
 import httpx
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from statecore import WireError, WireErrors
 from statecore.wire import structure, unstructure
@@ -48,7 +49,7 @@ from .http import (
     send_bytes,
     serve,
 )
-from .identity import ACCESSES_HEADER, ACTIVATION_HEADER, RESTART_HEADER, EpisodeId
+from .identity import ACCESSES_HEADER, ACTIVATION_HEADER, MAX_DIGITS, RESTART_HEADER, EpisodeId
 from .modes import Mode
 from .part import Blocker, Json, Report
 from .records import AgentBoundary, AgentRecord, record_json, task_digest
@@ -124,6 +125,15 @@ class Staged:
     own: Any
 
 
+@define(eq=False)
+class Serving:
+    """A call that a restart-only agent serves now."""
+
+    episode: EpisodeId
+    cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
+    over: anyio.Event = field(factory=anyio.Event)
+
+
 class Agent(Server):
     """An agent server. With mode RESTART_ONLY its rollouts are never continued and never block a checkpoint."""
 
@@ -144,7 +154,7 @@ class Agent(Server):
         super().__init__(name, settings, seams=seams, transport=transport)
         self.cookies = SessionCookies(name, settings.cookie_secret)
         self._sessions: dict[tuple[EpisodeId, str], LiveSession] = {}
-        self._inflight: dict[int, Blocker] = {}  # of a restart-only agent
+        self._inflight: set[Serving] = set()  # of a restart-only agent
         self.executions = Executions(
             self, self.seams, epoch=settings.epoch, max_retained_bytes=settings.max_retained_bytes
         )
@@ -186,6 +196,8 @@ class Agent(Server):
             raise refuse_request("rollout_id_required", detail)
         self.fences.check(episode)
         if self.mode is not Mode.EXPORT_RESTORE:
+            send = _with_header(send, RESTART_HEADER, "1")
+        if self.mode is not Mode.EXPORT_RESTORE and request.path != RUN_PATH:
             await self._restart_only(episode, request, app, send)
         elif request.path == RUN_PATH:
             await self.executions.run(episode, _task(request.value), request, app, send)
@@ -200,15 +212,19 @@ class Agent(Server):
 
     async def _restart_only(self, episode: EpisodeId, request: Incoming, app: ASGIApp, send: Send) -> None:
         """Served also while a checkpoint is open; only new sessions wait for its end."""
-        if request.path in (RUN_PATH, OPEN_PATH) and not self.admission.is_open:
+        if request.path == OPEN_PATH and not self.admission.is_open:
             raise refuse_request("admission_closed", "admission is closed for a checkpoint")
         self.fences.accept(episode)
-        mark = object()
-        self._inflight[id(mark)] = Blocker(episode, f"{request.path} runs", self.seams.clock.monotonic())
+        serving = Serving(episode)
+        self._inflight.add(serving)
         try:
-            await serve(app, request, _with_header(send, RESTART_HEADER, "1"))
+            with serving.cancel:
+                await serve(app, request, send)
         finally:
-            del self._inflight[id(mark)]
+            self._inflight.discard(serving)
+            serving.over.set()
+        if serving.cancel.cancelled_caught:
+            self.fences.check(episode)
 
     # an own /run: the two halves that Executions asks for
 
@@ -221,6 +237,7 @@ class Agent(Server):
             self.admission.leave()
             raise
         live.task = execution.task
+        live.restart = live.restart or self.mode is not Mode.EXPORT_RESTORE
         live.begin(Activity(self.admission, episode.rollout_id, self.check(episode)), self.seams.clock.monotonic())
         execution.extras[SESSION_KEY] = live
 
@@ -334,19 +351,22 @@ class Agent(Server):
             activation.answered = True
             live.payload_digest = ""  # nothing is under way; what comes next may be something else
         live.end(completed=False)
+        if live.machine.state is AttemptState.TOMBSTONED:
+            self._sessions.pop((live.episode, live.key), None)
         activation.done.set()
 
     # --- a Part
 
     def report(self) -> Report:
-        if self.mode is not Mode.EXPORT_RESTORE:
-            restarts = sorted({each.episode.key for each in self._inflight.values() if each.episode is not None})
-            return Report((), {"inflight": len(self._inflight)}, restarts)
         sessions = list(self._sessions.values())
+        retained = self.receipts()
+        if self.mode is not Mode.EXPORT_RESTORE:
+            running = [each.episode.key for each in self._inflight] + [each.episode.key for each in sessions]
+            return Report((), {"inflight": len(running)}, sorted(set(running)), retained)
         blockers = [Blocker(each.episode, each.reason, each.since) for each in sessions if each.blocks]
         counts = {"sessions": len(sessions), "at_boundary": sum(each.stands for each in sessions)}
         restarts = sorted({each.episode.key for each in sessions if each.restart})
-        return Report(blockers, counts, restarts, [receipt.to_json() for receipt in self.executions.receipts()])
+        return Report(blockers, counts, restarts, retained)
 
     def status(self) -> Json:
         return {} if self.mode is not Mode.EXPORT_RESTORE else {"accepting": self.admission.is_open}
@@ -403,6 +423,10 @@ class Agent(Server):
         for episode in episodes:
             highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
         waits = []
+        for serving in self._inflight:
+            if serving.episode.attempt <= highest.get(serving.episode.rollout_id, -1):
+                serving.cancel.cancel()
+                waits.append(serving.over)
         for live in list(self._sessions.values()):
             if live.episode.attempt <= highest.get(live.episode.rollout_id, -1):
                 if live.last is not None and not live.last.done.is_set():
@@ -413,15 +437,13 @@ class Agent(Server):
         await self.executions.retire(episodes)
 
     def _stop(self, live: LiveSession) -> None:
-        """Its loop is cancelled and fenced; nothing of it is kept here."""
+        """Its loop is cancelled and fenced; nothing of it is kept here once that has ended."""
         live.tombstone()
-        if live.last is not None and not live.last.done.is_set():
+        if live.last is not None:
             live.last.cancel.cancel()
         if live.key == OWN_RUN:
             self.executions.cancel(live.episode)
-        else:
-            self._sessions.pop((live.episode, live.key), None)
-        if live.unclaimed:
+        if live.activity is None:
             self._sessions.pop((live.episode, live.key), None)
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
@@ -481,8 +503,8 @@ def _activation_index(request: Incoming) -> int | None:
     text = request.headers.get(ACTIVATION_HEADER)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise refuse_request("activation_out_of_order", f"{ACTIVATION_HEADER}: {text!r} is no positive integer")
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS or int(text) < 1:
+        raise refuse_request("activation_out_of_order", f"{ACTIVATION_HEADER}: {text[:40]!r} is no positive integer")
     return int(text)
 
 

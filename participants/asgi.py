@@ -20,6 +20,7 @@ from attrs import evolve
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse
 
+from .admission import Admission
 from .calls import VERBS, VerbCall
 from .http import (
     REQUEST_KEY,
@@ -42,6 +43,7 @@ from .http import (
 from .identity import (
     EPOCH_HEADER,
     INCARNATION_HEADER,
+    MAX_DIGITS,
     RUN_PREFIX,
     EpisodeId,
     IdentityMismatch,
@@ -62,6 +64,10 @@ ACKNOWLEDGE: Final = "/ng-control/v1/results/acknowledge"
 PROBES: Final = frozenset(
     {"/", "/livez", "/readyz", "/healthz", "/health", "/docs", "/redoc", "/openapi.json", "/metrics"}
 )
+EPISODE_PATHS: Final = frozenset({"/run", "/v1/agent_sessions", "/v1/agent_sessions/close"})
+"""Where a body's `episode_id` is always an identity; elsewhere one of another form is the application's own."""
+BODY_MARKS: Final = (b"_ng_rollout_id", b"episode_id", b"\\u00")
+"""What a body that names an execution holds: a field of ours, or one whose name is escaped."""
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("statecore.participants")
@@ -73,6 +79,7 @@ class Served(Protocol):
     name: str
     settings: Settings
     participant: Participant | None
+    admission: Admission
     group: anyio.abc.TaskGroup | None
 
     def capabilities(self) -> Json: ...
@@ -105,9 +112,8 @@ class Shell:
             await self._http(scope, receive, send)
 
     def before_shutdown(self) -> None:
-        """Requests that are held are let go, so that the server can end."""
-        if self.server.participant is not None:
-            self.server.participant.admission.open()
+        """Requests that are held are told that this server is lost, so that it can end; the gate stays shut (I24)."""
+        self.server.admission.end()
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application's lifespan inside ours; whatever goes wrong at the start is said, never raised."""
@@ -144,10 +150,11 @@ class Shell:
 
         try:
             await self.app(scope, ask, send)
-            return
         except Exception:
             if state["asked"]:
                 raise
+        if state["asked"]:
+            return
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -191,6 +198,11 @@ class Shell:
             answer = Answer(422, {"error": {"code": "invalid_checkpoint_state", "detail": str(error)}})
         except (WireError, WireErrors) as error:
             answer = invalid_body(error)
+        except ClientGone:
+            raise
+        except Exception as error:  # said in our words: a server that answers so is not lost
+            log.exception("%s: %s failed", self.server.name, path)
+            answer = Answer(500, {"error": {"code": "internal_error", "detail": f"{type(error).__name__}: {error}"}})
         if participant is not None and isinstance(answer.body, dict):
             body = participant.stamp(answer.body) if answer.status == 200 else answer.body
             answer = evolve(answer, body=body).with_header(INCARNATION_HEADER, participant.incarnation)
@@ -288,9 +300,10 @@ def _prefixed(scope: Scope) -> tuple[EpisodeId | None, str]:
 
 def _identify(named: EpisodeId | None, request: Incoming) -> EpisodeId | None:
     """The one execution that prefix, headers and body name (I5). A body that names none is not read for it."""
-    body = request.body
     try:
-        spoken = from_body(request.value) if b"_ng_rollout_id" in body or b"episode_id" in body else None
+        spoken = None
+        if any(mark in request.body for mark in BODY_MARKS):
+            spoken = from_body(request.value, strict=request.path in EPISODE_PATHS)
         return agreed((named, from_headers(request.headers), spoken))
     except IdentityMismatch as error:
         raise refuse_request("execution_identity_mismatch", str(error)) from error
@@ -302,13 +315,14 @@ def _epoch(headers: dict[str, str]) -> int | None:
     text = headers.get(EPOCH_HEADER)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit():
-        raise refuse_request("stale_epoch", f"{EPOCH_HEADER}: {text!r} is no epoch")
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
+        raise refuse_request("stale_epoch", f"{EPOCH_HEADER}: {text[:40]!r} is no epoch")
     return int(text)
 
 
 def _check_epoch(headers: dict[str, str], participant: Participant) -> None:
     """A data call of another life is refused where it says so (S45); one that carries no epoch is not checked."""
-    sent, own = _epoch(headers), participant.control.epoch
-    if sent is not None and own is not None and sent != own:
+    sent, control = _epoch(headers), participant.control
+    own = control.epoch
+    if sent is not None and own is not None and (sent < own or (control.epoch_required and sent != own)):
         raise refuse_request("stale_epoch", f"this server belongs to epoch {own}, the call to {sent}")

@@ -32,7 +32,11 @@ def _deadline(value: Any, _cls: Any) -> Deadline:
             raise WireError.at((), problem, "float_parsing") from None
     if type(value) not in (int, float):
         raise WireError.at((), "Input should be a valid number", "float_type")
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        finite = False
+    if not finite:
         raise WireError.at((), "Input should be a finite number", "finite_number")
     return Deadline(value)
 

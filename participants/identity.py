@@ -20,6 +20,8 @@ from statecore.wire import converter
 RUN_PREFIX: Final = "/ng-rollout/"
 TOKEN_CAPTURE_PREFIX: Final = "/training-token-capture"
 MAX_ROLLOUT_ID_LENGTH: Final = 128
+MAX_DIGITS: Final = 18
+"""So many digits has a number in a header at most."""
 
 ROLLOUT_ID_HEADER: Final = "x-nemo-gym-rollout-id"
 ATTEMPT_HEADER: Final = "x-nemo-gym-attempt-index"
@@ -128,19 +130,21 @@ def from_headers(headers: Mapping[str, str]) -> EpisodeId | None:
     return EpisodeId(rollout_id, _attempt(attempt or "0"))
 
 
-def from_body(body: object) -> EpisodeId | None:
+def from_body(body: object, *, strict: bool = True) -> EpisodeId | None:
     """The execution that a JSON body names by `episode_id` or by `_ng_rollout_id` and `_ng_attempt_index`, or None.
 
-    Raises ValueError when one of them is malformed, IdentityMismatch when both are there and differ.
+    Raises ValueError when one of them is malformed, IdentityMismatch when both are there and differ. Unless `strict`,
+    an `episode_id` of another form is not ours.
     """
     if not isinstance(body, dict):
         return None
     found: list[EpisodeId] = []
     native = body.get("episode_id")
     if native is not None:
-        if not isinstance(native, dict) or set(native) - {"rollout_id", "attempt"} or "rollout_id" not in native:
+        if isinstance(native, dict) and "rollout_id" in native and not set(native) - {"rollout_id", "attempt"}:
+            found.append(EpisodeId(_text(native["rollout_id"]), _count(native.get("attempt", 0))))
+        elif strict:
             raise ValueError("episode_id must be an object with rollout_id and, if not 0, attempt")
-        found.append(EpisodeId(_text(native["rollout_id"]), _count(native.get("attempt", 0))))
     legacy = body.get("_ng_rollout_id")
     if legacy is not None:
         found.append(EpisodeId(_text(legacy), _count(body.get("_ng_attempt_index", 0))))

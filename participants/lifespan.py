@@ -1,7 +1,7 @@
 """How a server starts and ends an application: what a real server and the in-memory one do alike.
 
 Rules (docs/reference/protocol.md section 14, *Serving*): an application that raises in startup has failed to start,
-which real servers do not take for a failure; whoever stops a server first lets the application open its gate, since a
+which real servers do not take for a failure; whoever stops a server first lets the application let go of what it holds, since a
 server waits for its requests, and a held request waits for the gate. A lifespan that breaks later is said too: servers
 log it at most, and some lose it.
 """
@@ -134,7 +134,7 @@ async def _nothing_to_do(receive: Receive, send: Send) -> None:
 async def before_shutdown(app: ASGIApp) -> None:
     """The application's `before_shutdown()` was called, and awaited if it asks for it; nothing if it has none.
 
-    A participant opens its gate there, so that held requests end and the server can.
+    A participant refuses there what it holds, so that held requests end and the server can.
     """
     hook = getattr(app, "before_shutdown", None)
     if callable(hook):

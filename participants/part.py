@@ -78,4 +78,7 @@ class Part(Protocol):
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
         """Nothing of these attempts, or of earlier ones, runs or is kept."""
 
-    def forget(self, rollout_ids: Sequence[str]) -> None: ...
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        """Nothing is kept to answer late calls of these rollouts; Refused `retire_incomplete` while a retire of them
+        that was cut short has left something.
+        """

@@ -199,7 +199,9 @@ class Participant:
     async def _readiness(self, checkpoint_id: str, deadline_ts: float) -> Json:
         """The prepare reply: when ready, at the deadline, or when the checkpoint ended meanwhile (S7)."""
         while True:
-            if self.control.checkpoint_id != checkpoint_id or self.phase is not Phase.PREPARING:
+            if self.control.checkpoint_id != checkpoint_id:  # it has ended, whatever is open now (S7)
+                return {"phase": Phase.IDLE.wire, "report": self.report_json()}
+            if self.phase is not Phase.PREPARING:
                 return {"phase": self.phase.wire, "report": self.report_json()}
             if self.admission.is_quiet:
                 self.part.prepared()
@@ -326,8 +328,8 @@ class Participant:
     async def _forget(self, call: Forget, address: Json) -> Json:
         async with self._turn(call.deadline_ts):
             self._settle_effects(self._step(RetireRequested(**address)))
-            self.fences.forget(call.rollout_ids)
             self.part.forget(call.rollout_ids)
+            self.fences.forget(call.rollout_ids)
             return {"forgotten": sorted(call.rollout_ids)}
 
     # --- steps and what they owe

@@ -188,13 +188,13 @@ class Peer:
         raise AssertionError("unreachable")
 
     def _read(self, response: httpx.Response) -> Reply | None:
-        """The reply, or None when the peer is closed and must be asked again."""
+        """The reply, or None when the peer is closed, or has no room to hold the call, and must be asked again."""
         try:
             body: Any = parse(response.content)
         except WireError:
             body = response.text
         code = _code(body) if response.status_code >= 400 else None
-        if code == "admission_closed":
+        if code in ("admission_closed", "too_many_held"):
             return None
         if code == "stale_attempt":
             raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")

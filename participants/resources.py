@@ -252,6 +252,8 @@ class Resources(Server, Generic[S]):
         """
         if moved in self._proved or self.codec is None or self.mode is not Mode.EXPORT_RESTORE:
             return
+        if not self.settings.enabled:
+            return  # nothing will be exported (I76)
         try:
             check_codec(self.codec, state)
         except CodecError as error:
@@ -350,8 +352,7 @@ class Resources(Server, Generic[S]):
         if self.mode.wire == "restart_only":
             restarts = sorted(episode.key for episode in self._book.episodes)
         counts = {"inflight": len(self._inflight), "sessions": len(self._book)}
-        blockers = [] if self.mode is Mode.RESTART_ONLY else list(self._inflight.values())
-        return Report(blockers, counts, restarts)
+        return Report(list(self._inflight.values()), counts, restarts)  # of a restart_only server: seeds
 
     def status(self) -> Json:
         return {
@@ -428,6 +429,10 @@ class Resources(Server, Generic[S]):
                 self._book.retire(session)
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
+        marks = {each: self.fences.retired[each] for each in rollout_ids if each in self.fences.retired}
+        left = sorted(session.episode.key for session in self._book.up_to(marks) if session.episode is not None)
+        if left:
+            raise refuse_request("retire_incomplete", f"sessions of retired attempts are still here: {left}")
         self._book.forget(rollout_ids)
 
 

@@ -3,8 +3,8 @@
 Rules (docs/reference/protocol.md section 14, *Serving*): what we start runs on trio. A connection is never closed
 because of how many requests it carried, and idle ones outlive the clients' own expiry, so that a client does not send
 into a closing connection. An application that does not come up is an error, never a server without a lifespan; a
-lifespan that breaks later ends the server, and is an error too: nobody waits for a server that can do nothing. The gate
-is opened before the server shuts down, since the server waits for requests and held requests wait for the gate.
+lifespan that breaks later ends the server, and is an error too: nobody waits for a server that can do nothing. What
+is held is let go before the server shuts down, since the server waits for requests and held ones wait for the gate.
 
 As a process: ``python -m participants.serving module:factory --port N --ready-file F``.
 """
@@ -150,7 +150,7 @@ def _config(listening: socket.socket, graceful_timeout_s: float) -> Config:
 
 
 async def _stopping(app: ASGIApp, reasons: Sequence[trio.Event], within_s: float) -> None:
-    """Returns when the server is to end, the application's gate open (or a line in the log that says why not)."""
+    """Returns when the server is to end, what the application holds let go (or a line in the log that says why not)."""
     async with trio.open_nursery() as nursery:
         for reason in reasons:
             nursery.start_soon(_then_cancel, reason, nursery.cancel_scope)

@@ -110,6 +110,8 @@ class SessionBook(Generic[S]):
 
     def below(self, episode: EpisodeId) -> list[Session[S]]:
         """The sessions of earlier attempts of this rollout."""
+        if episode.attempt > len(self._by_episode):
+            return self.up_to({episode.rollout_id: episode.attempt - 1})
         earlier = (self._by_episode.get(EpisodeId(episode.rollout_id, each)) for each in range(episode.attempt))
         return [session for session in earlier if session is not None]
 
