@@ -261,8 +261,7 @@ class Session:
         self._freeze(state, items, usage)
         if not self._agent.admission.is_open and not live.restart:
             live.settle("parked at a boundary", self._agent.seams.clock.monotonic())
-            await live.stir(self._agent.seams.clock)
-            self._moved_at = self._agent.seams.clock.monotonic()
+            await self._stir(live)
         return True
 
     def finish(self, result: Any, status: int = 200) -> HttpResponse:
@@ -297,10 +296,17 @@ class Session:
         try:
             response = await waiting
         except Exception:
-            await live.stir(clock)
+            await self._stir(live)
             raise
-        await live.stir(clock)
+        await self._stir(live)
         return response
+
+    async def _stir(self, live: LiveSession) -> None:
+        """It moves again, and the time for which its server held it is not the episode's (I64)."""
+        clock = self._agent.seams.clock
+        since = clock.monotonic()
+        await live.stir(clock)
+        self._moved_at += clock.monotonic() - since
 
     def _freeze(self, state: Any, items: Any, usage: Any) -> None:
         live = self._live

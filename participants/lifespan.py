@@ -1,7 +1,7 @@
 """How a server starts and ends an application: what a real server and the in-memory one do alike.
 
 Rules (docs/reference/protocol.md section 14, *Serving*): an application that raises in startup has failed to start,
-which real servers do not take for a failure; whoever stops a server first lets the application let go of what it holds, since a
+which real servers do not take for a failure; whoever stops a server has what it holds let go first, since a
 server waits for its requests, and a held request waits for the gate. A lifespan that breaks later is said too: servers
 log it at most, and some lose it.
 """

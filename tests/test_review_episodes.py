@@ -259,3 +259,28 @@ def test_s65_a_server_lost_by_one_of_several_calls_at_once_is_no_result() -> Non
         return [own.json()["error"]["code"], activated.json()["error"]["code"]]
 
     assert seen(scenario) == ["participant_lost", "participant_lost"]
+
+
+def test_the_time_for_which_a_reply_is_held_is_not_the_episodes() -> None:
+    """An hour in a checkpoint is no part of the time that the boundary behind it names. Covers: I64."""
+
+    async def scenario(fleet: Fleet) -> float:
+        policy = Turnstile()
+        await start(fleet, policy, "simple_agent", simple_agent=talking_agent)
+        opening = {"agent_session_id": "s", "episode_id": {"rollout_id": "r1"}}
+        await fleet.post("simple_agent", "/v1/agent_sessions", opening)
+        async with trio.open_nursery() as nursery:
+            path, body = "/ng-rollout/r1/v1/responses", {"question": "one", "tool": False}
+            Callers(fleet, nursery).post("talk", "simple_agent", path, body)
+            await trio.sleep(5)
+            await fleet.control("simple_agent", "prepare", "c1", within_s=7200)
+            policy.allow("one", 1)  # the reply comes while the agent is closed
+            await trio.sleep(3600)
+            await fleet.control("simple_agent", "resume", "c1")
+            await settle()
+            await commit(fleet, "ck", "simple_agent", checkpoint_id="c2")
+            crash(fleet, nursery)
+        boundary = parts(fleet, "ck", [("agent", "simple_agent")])[0].records[0]["boundary"]
+        return float(boundary["elapsed_s"])
+
+    assert seen(scenario) == 5
