@@ -92,6 +92,7 @@ class Dispatcher:
         self._places = trio.CapacityLimiter(life.settings.max_running)
         self._handed_out: set[EpisodeId] = set()
         self._running: set[EpisodeId] = set()
+        self._given_up: set[EpisodeId] = set()
         self._acknowledging: set[str] = set()
 
     # --- registering: synchronous, so that no checkpoint falls in between (S40)
@@ -131,33 +132,41 @@ class Dispatcher:
         try:
             async with trio.open_nursery() as nursery:
                 for episode in batch.episodes:
-                    nursery.start_soon(self._run_one, episode, lost, errors)
+                    run = self._go_on if episode in self._given_up else self._run_one
+                    nursery.start_soon(run, episode, lost, errors)
             ended = True
         finally:
-            if not ended:  # given up by its caller: it may be run again, and joins its executions
+            if not ended:  # by its caller: the batch may be run again, and joins its executions
                 self._running -= set(batch.episodes)
+                self._given_up |= set(batch.episodes)
         if errors:
             raise ExceptionGroup("the framework refused results", errors)
         return BatchReport(delivered=len(batch) - len(lost), lost=lost)
 
     async def _run_one(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
-        life, known = self._life, self._life.ledger[episode.rollout_id]
-        if known.ended:  # in a run of the batch that was given up
-            lost[episode.rollout_id] = known.ended
-            return
-        answer = Answer(came=Came.RESULT) if known.has_result else await self._until_final(episode)
-        if answer.came is not Came.RESULT:
+        answer = await self._until_final(episode)
+        if answer.came is not Came.RESULT or answer.receipt is None:
             log.warning("%s has no result: %s", episode.key, answer.why)
             lost[episode.rollout_id] = answer.why
-            life.note(life.ledger.lost(episode.rollout_id, answer.why))
+            self._life.note(self._life.ledger.lost(episode.rollout_id, answer.why))
             return
         try:
-            if answer.receipt is None:  # it came in a run of the batch that was given up
-                await self._hand_over_once(known)
-            else:
-                await self._deliver(answer.receipt, answer.body)
+            await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
+
+    async def _go_on(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
+        """As `_run_one`, for an execution whose run was given up: at any moment of it."""
+        known = self._life.ledger[episode.rollout_id]
+        if known.ended:
+            lost[episode.rollout_id] = known.ended
+        elif known.has_result:
+            try:
+                await self._hand_over_once(known)
+            except Exception as error:  # as above
+                errors.append(error)
+        else:
+            await self._run_one(episode, lost, errors)
 
     async def _until_final(self, episode: EpisodeId) -> Answer:
         """The answer to an execution, however often it has to be sent."""
