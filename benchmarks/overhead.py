@@ -14,8 +14,8 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from participants.client import ControlClient, make_client
-from participants.launcher import ProcessLauncher, ServerSpec
+from participants.net.client import ControlClient, make_client
+from participants.serving.launcher import ProcessLauncher, ServerSpec
 from statecore.seams import SystemClock, SystemEntropy
 
 from .measure import cpu_seconds, median_interval, table

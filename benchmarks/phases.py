@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import trio
 
-from participants.coordinator import Coordinator, Published
-from participants.launcher import ProcessLauncher, ServerSpec
-from participants.records import Disposition
-from participants.trainer import Dispatch, Result
+from participants.coordination.coordinator import Coordinator, Published
+from participants.coordination.trainer import Dispatch, Result
+from participants.records.records import Disposition
+from participants.serving.launcher import ProcessLauncher, ServerSpec
 
 from .measure import table
 

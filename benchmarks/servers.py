@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.codecs import attrs_codec
-from participants.environment import Environment
-from participants.http import ASGIApp
-from participants.policy_model import PolicyModel
-from participants.resources import Mode, Resources
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from participants.servers.codecs import attrs_codec
+from participants.servers.environment import Environment
+from participants.servers.policy_model import PolicyModel
+from participants.servers.resources import Mode, Resources
 from participants.settings import Settings
 
 SESSION_BYTES = 2000

@@ -15,8 +15,8 @@ from attrs import frozen
 
 from models.fleet import NAMES, FleetWorld
 from models.server import DEADLINE_TS, knock, server
-from participants.attempt import AttemptState, Dispatched, Restored
-from participants.control import (
+from participants.machines.attempt import AttemptState, Dispatched, Restored
+from participants.machines.control import (
     CommitRequested,
     PartInstalled,
     Phase,
@@ -25,9 +25,9 @@ from participants.control import (
     RestoreRequested,
     ResumeRequested,
 )
-from participants.fencing import own_id
-from participants.gate import ArrivedImpatient
-from participants.transaction import (
+from participants.machines.fencing import own_id
+from participants.machines.gate import ArrivedImpatient
+from participants.machines.transaction import (
     TRANSACTION,
     Aborted,
     AllCommitted,

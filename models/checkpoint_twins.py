@@ -6,8 +6,8 @@ from attrs import evolve
 
 from models.checkpoint import CheckpointWorld
 from models.twins import without_rule
-from participants.attempt import ATTEMPT, AttemptState, Completed
-from participants.control import (
+from participants.machines.attempt import ATTEMPT, AttemptState, Completed
+from participants.machines.control import (
     PARTICIPANT,
     STALE,
     Control,
@@ -21,8 +21,8 @@ from participants.control import (
     is_ended,
     open_checkpoint,
 )
-from participants.gate import GATE, GateState, Stirred, stir
-from participants.transaction import (
+from participants.machines.gate import GATE, GateState, Stirred, stir
+from participants.machines.transaction import (
     TRANSACTION,
     DirectoryPublished,
     ProofGiven,

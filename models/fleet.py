@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from models.server import CLOSED_PHASES, Server, knock, server, tell
-from participants.attempt import ATTEMPT, AttemptState, Completed, Parked, PartWritten, Released
-from participants.control import PARTICIPANT, Control, LeaseExpired, Phase, ReadinessReached, ResumeRequested
-from participants.control import PartWritten as ServerPartWritten
-from participants.gate import GATE, Arrived, Ended, GateData, GateState, Settled, SettledEnded, Stirred
+from participants.machines.attempt import ATTEMPT, AttemptState, Completed, Parked, PartWritten, Released
+from participants.machines.control import PARTICIPANT, Control, LeaseExpired, Phase, ReadinessReached, ResumeRequested
+from participants.machines.control import PartWritten as ServerPartWritten
+from participants.machines.gate import GATE, Arrived, Ended, GateData, GateState, Settled, SettledEnded, Stirred
 from statecore import Snapshot, Table
 from statecore.properties import always, recoverable, sometimes
 from statecore.world import World, action, param, slot

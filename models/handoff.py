@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import product
 from typing import ClassVar
 
-from participants.handoff import (
+from participants.machines.handoff import (
     HANDOFF,
     LEDGER_ENTRY,
     AcceptResult,

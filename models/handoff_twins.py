@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.handoff import HandoffWorld
 from models.twins import without_rule
-from participants.handoff import (
+from participants.machines.handoff import (
     HANDOFF,
     LEDGER_ENTRY,
     Acknowledged,

@@ -10,8 +10,17 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from participants.control import PARTICIPANT, CloseAdmission, Control, OpenAdmission, Phase
-from participants.gate import GATE, Admit, Arrived, CloseRequested, GateData, GateState, OpenRequested, ReleaseHeld
+from participants.machines.control import PARTICIPANT, CloseAdmission, Control, OpenAdmission, Phase
+from participants.machines.gate import (
+    GATE,
+    Admit,
+    Arrived,
+    CloseRequested,
+    GateData,
+    GateState,
+    OpenRequested,
+    ReleaseHeld,
+)
 from statecore import Snapshot, Table
 
 GRACE_S = 1.0

@@ -12,7 +12,7 @@ import pytest
 from models import checkpoint_twins, handoff_twins
 from models.checkpoint import CheckpointWorld
 from models.twins import without_rule
-from participants.handoff import HANDOFF, Finished, Handoff, Received
+from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
 from statecore import stay
 from statecore.report import check
 from statecore.world import World

@@ -10,43 +10,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent import Agent
-    from .auxiliary_model import AuxiliaryModel
-    from .codecs import Codec, attrs_codec, json_codec
-    from .coordinator import Aborted, Coordinator, CoordinatorSettings, Published, Recovered
-    from .environment import Environment
-    from .launcher import Launcher, ProcessLauncher, ServerSpec
-    from .modes import Mode
-    from .policy_model import PolicyModel
-    from .resources import Resources, Verify
+    from .coordination.coordinator import Aborted, Coordinator, CoordinatorSettings, Published, Recovered
+    from .coordination.trainer import Dispatch, Result, SavesResults, Trainer
+    from .servers.agent import Agent
+    from .servers.auxiliary_model import AuxiliaryModel
+    from .servers.codecs import Codec, attrs_codec, json_codec
+    from .servers.environment import Environment
+    from .servers.modes import Mode
+    from .servers.policy_model import PolicyModel
+    from .servers.resources import Resources, Verify
+    from .serving.launcher import Launcher, ProcessLauncher, ServerSpec
     from .settings import Seams, Settings
-    from .trainer import Dispatch, Result, SavesResults, Trainer
 
 _WHERE = {
-    "Aborted": "coordinator",
-    "Agent": "agent",
-    "AuxiliaryModel": "auxiliary_model",
-    "Codec": "codecs",
-    "Coordinator": "coordinator",
-    "CoordinatorSettings": "coordinator",
-    "Dispatch": "trainer",
-    "Environment": "environment",
-    "Launcher": "launcher",
-    "Mode": "modes",
-    "PolicyModel": "policy_model",
-    "ProcessLauncher": "launcher",
-    "Published": "coordinator",
-    "Recovered": "coordinator",
-    "Resources": "resources",
-    "Result": "trainer",
-    "SavesResults": "trainer",
+    "Aborted": "coordination.coordinator",
+    "Agent": "servers.agent",
+    "AuxiliaryModel": "servers.auxiliary_model",
+    "Codec": "servers.codecs",
+    "Coordinator": "coordination.coordinator",
+    "CoordinatorSettings": "coordination.coordinator",
+    "Dispatch": "coordination.trainer",
+    "Environment": "servers.environment",
+    "Launcher": "serving.launcher",
+    "Mode": "servers.modes",
+    "PolicyModel": "servers.policy_model",
+    "ProcessLauncher": "serving.launcher",
+    "Published": "coordination.coordinator",
+    "Recovered": "coordination.coordinator",
+    "Resources": "servers.resources",
+    "Result": "coordination.trainer",
+    "SavesResults": "coordination.trainer",
     "Seams": "settings",
-    "ServerSpec": "launcher",
+    "ServerSpec": "serving.launcher",
     "Settings": "settings",
-    "Trainer": "trainer",
-    "Verify": "resources",
-    "attrs_codec": "codecs",
-    "json_codec": "codecs",
+    "Trainer": "coordination.trainer",
+    "Verify": "servers.resources",
+    "attrs_codec": "servers.codecs",
+    "json_codec": "servers.codecs",
 }
 
 __all__ = [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from models.server import GRACE_S, Server, server, tell
-from participants.attempt import ATTEMPT
-from participants.control import (
+from participants.machines.attempt import ATTEMPT
+from participants.machines.control import (
     PARTICIPANT,
     AnswerAgain,
     Call,
@@ -33,11 +33,11 @@ from participants.control import (
     ResumeRequested,
     RetireRequested,
 )
-from participants.fencing import own_id
-from participants.gate import GATE
-from participants.handoff import HANDOFF, LEDGER_ENTRY
-from participants.resource_session import RESOURCE_SESSION
-from participants.transaction import TRANSACTION
+from participants.machines.fencing import own_id
+from participants.machines.gate import GATE
+from participants.machines.handoff import HANDOFF, LEDGER_ENTRY
+from participants.machines.resource_session import RESOURCE_SESSION
+from participants.machines.transaction import TRANSACTION
 from statecore import Refused, Table
 
 NAMES = ("agent", "tools", "environment")

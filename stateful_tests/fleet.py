@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from models.server import Server, server
-from participants import attempt as tries
-from participants import handoff as results
-from participants import resource_session as sessions
-from participants import transaction as tx
-from participants.attempt import AttemptState
-from participants.control import (
+from participants.machines import attempt as tries
+from participants.machines import handoff as results
+from participants.machines import resource_session as sessions
+from participants.machines import transaction as tx
+from participants.machines.attempt import AttemptState
+from participants.machines.control import (
     CommitRequested,
     PartInstalled,
     PartWritten,
@@ -31,10 +31,10 @@ from participants.control import (
     RestoreRequested,
     ResumeRequested,
 )
-from participants.handoff import Entry, Handoff
-from participants.positions import Position
-from participants.resource_session import SessionState
-from participants.transaction import TransactionState
+from participants.machines.handoff import Entry, Handoff
+from participants.machines.resource_session import SessionState
+from participants.machines.transaction import TransactionState
+from participants.records.positions import Position
 from statecore import Refused
 from stateful_tests.control_rules import NAMES, SCOPES, Known
 from stateful_tests.rollout_rules import ROLLOUTS, Rollout, RolloutRules

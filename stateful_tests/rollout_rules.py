@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from models.server import Server, knock
-from participants import attempt as tries
-from participants import gate as gates
-from participants import handoff as results
-from participants import resource_session as sessions
-from participants.attempt import AttemptState
-from participants.control import Phase
-from participants.handoff import Entry, Handoff
-from participants.resource_session import SessionState
+from participants.machines import attempt as tries
+from participants.machines import gate as gates
+from participants.machines import handoff as results
+from participants.machines import resource_session as sessions
+from participants.machines.attempt import AttemptState
+from participants.machines.control import Phase
+from participants.machines.handoff import Entry, Handoff
+from participants.machines.resource_session import SessionState
 from statecore import Refused, Snapshot
 from stateful_tests.control_rules import ControlRules
 

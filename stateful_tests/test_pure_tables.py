@@ -15,8 +15,8 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from models.twins import without_rule
-from participants.attempt import ATTEMPT, AttemptState, Completed, TurnedAway
-from participants.control import (
+from participants.machines.attempt import ATTEMPT, AttemptState, Completed, TurnedAway
+from participants.machines.control import (
     PARTICIPANT,
     STALE,
     ArmLease,
@@ -37,10 +37,10 @@ from participants.control import (
     this,
     unless_reading,
 )
-from participants.gate import GATE, Arrived, GateState, Stirred, admit, stir
-from participants.handoff import HANDOFF, LEDGER_ENTRY, Acknowledged, Entry, Handoff, Received, drop, owe, take
-from participants.resource_session import RESOURCE_SESSION, Mutated, SessionState, advance
-from participants.transaction import TRANSACTION, Aborted, DirectoryPublished, TransactionState, read_claims
+from participants.machines.gate import GATE, Arrived, GateState, Stirred, admit, stir
+from participants.machines.handoff import HANDOFF, LEDGER_ENTRY, Acknowledged, Entry, Handoff, Received, drop, owe, take
+from participants.machines.resource_session import RESOURCE_SESSION, Mutated, SessionState, advance
+from participants.machines.transaction import TRANSACTION, Aborted, DirectoryPublished, TransactionState, read_claims
 from statecore import go, stay, when
 from stateful_tests.control_rules import ControlRules, Tables
 from stateful_tests.fleet import Draft, Fleet

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from participants.draft import Committed, Draft
-from participants.manifests import CheckpointId
-from participants.records import Disposition, LedgerRow, LedgerStatus, Receipt, RegistryRow, task_digest
-from participants.snapshots import write_part
-from participants.store import Store
+from participants.files.draft import Committed, Draft
+from participants.files.snapshots import write_part
+from participants.files.store import Store
+from participants.records.manifests import CheckpointId
+from participants.records.records import Disposition, LedgerRow, LedgerStatus, Receipt, RegistryRow, task_digest
 from statecore.seams import Disk, FixedClock, SeededEntropy
 from statecore.wire import digest
 

@@ -12,13 +12,13 @@ import trio
 from attrs import define, field
 from starlette.responses import Response
 
-from participants.client import Retries
-from participants.coordinator import Coordinator, CoordinatorSettings
-from participants.records import Disposition
+from participants.coordination.coordinator import Coordinator, CoordinatorSettings
+from participants.coordination.trainer import Dispatch, Result
+from participants.files.store import Store
+from participants.net.client import Retries
+from participants.records.records import Disposition
+from participants.serving.testing import Call, InMemoryNetwork
 from participants.settings import Seams
-from participants.store import Store
-from participants.testing import Call, InMemoryNetwork
-from participants.trainer import Dispatch, Result
 from statecore.journal import Journal
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 from tests.small_fleet import TOKEN, Deployments, FakeServer, Reply

@@ -16,9 +16,9 @@ from participants.demo.plan import Plan, read_plan
 from participants.demo.servers import JOURNALS, MODULES, Place, app
 from participants.demo.story import Ending, tell
 from participants.demo.worlds import CHECKPOINTS
-from participants.http import ASGIApp
+from participants.net.http import ASGIApp
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import Seams, Settings
-from participants.testing import InMemoryNetwork
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 
 WALL = 1_790_000_000.0

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.auxiliary_model import AuxiliaryModel
-from participants.console import show
-from participants.diagnosis import Diagnosis
-from participants.doctor_command import Question, as_json, asked, tell
-from participants.http import ASGIApp
-from participants.policy_model import PolicyModel
-from participants.server_view import ServerView
+from participants.commands.console import show
+from participants.commands.diagnosis import Diagnosis
+from participants.commands.doctor import Question, as_json, asked, tell
+from participants.commands.server_view import ServerView
+from participants.net.http import ASGIApp
+from participants.servers.auxiliary_model import AuxiliaryModel
+from participants.servers.policy_model import PolicyModel
 from participants.settings import Seams
 from statecore.seams import SeededEntropy
 from tests.served_kinds import CONTROL, Fleet

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.http import ASGIApp
-from participants.resources import Mode, Resources
+from participants.net.http import ASGIApp
+from participants.servers.resources import Mode, Resources
 from participants.settings import Settings
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]

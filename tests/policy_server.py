@@ -12,11 +12,11 @@ import httpx
 import trio
 from attrs import define, field
 
-from participants.http import ASGIApp
 from participants.identity import EpisodeId
-from participants.policy_model import PolicyModel
+from participants.net.http import ASGIApp
+from participants.servers.policy_model import PolicyModel
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import Seams, Settings
-from participants.testing import InMemoryNetwork
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 
 WALL = 1_790_000_000.0

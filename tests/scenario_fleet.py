@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.http import ASGIApp
+from participants.files.snapshots import read_part
 from participants.identity import EpisodeId
-from participants.policy_model import PolicyModel
-from participants.records import Part
-from participants.snapshots import read_part
+from participants.net.http import ASGIApp
+from participants.records.records import Part
+from participants.servers.policy_model import PolicyModel
 from tests import served_kinds, whole_job
 from tests.served_kinds import Fleet
 from tests.small_job import ROOT, counter_resources, counting_agent, counting_environment

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from participants.draft import Committed
+from participants.files.draft import Committed
+from participants.files.snapshots import write_part
+from participants.files.store import Store
 from participants.identity import EpisodeId
-from participants.manifests import CheckpointId
-from participants.positions import Position, advance
-from participants.records import (
+from participants.records.manifests import CheckpointId
+from participants.records.positions import Position, advance
+from participants.records.records import (
     AgentBoundary,
     AgentRecord,
     AgentSessions,
@@ -35,8 +37,6 @@ from participants.records import (
     record_json,
     task_digest,
 )
-from participants.snapshots import write_part
-from participants.store import Store
 from statecore.seams import Disk, FixedClock, SeededEntropy, SystemDisk
 from statecore.wire import digest
 

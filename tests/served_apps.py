@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from participants.http import ASGIApp, Receive, Scope, Send
+from participants.net.http import ASGIApp, Receive, Scope, Send
 
 
 class Plain:

@@ -10,8 +10,8 @@ import httpx
 import trio
 import trio.testing
 
-from participants.http import ASGIApp
-from participants.testing import InMemoryNetwork
+from participants.net.http import ASGIApp
+from participants.serving.testing import InMemoryNetwork
 from statecore.seams import LoopClock, MemoryDisk
 from tests.small_job import ROOT, TOKEN, WALL, counter_resources, counting_agent, counting_environment, seams, settings
 

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from participants.files.snapshots import read_part, write_part
 from participants.identity import EpisodeId
-from participants.positions import Position, advance, seed_position
-from participants.records import (
+from participants.records.positions import Position, advance, seed_position
+from participants.records.records import (
     AgentBoundary,
     EnvironmentBoundary,
     ModelRow,
@@ -29,8 +30,7 @@ from participants.records import (
     ResourcesState,
     task_digest,
 )
-from participants.snapshots import read_part, write_part
-from participants.testing import InMemoryLauncher, InMemoryNetwork
+from participants.serving.testing import InMemoryLauncher, InMemoryNetwork
 from statecore.seams import Clock, MemoryDisk, SeededEntropy
 from statecore.wire import digest
 

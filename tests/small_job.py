@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.codecs import attrs_codec
-from participants.environment import Environment
-from participants.http import ASGIApp
-from participants.peers import Peer
-from participants.resources import Mode, Resources, Verify
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from participants.servers.codecs import attrs_codec
+from participants.servers.environment import Environment
+from participants.servers.peers import Peer
+from participants.servers.resources import Mode, Resources, Verify
 from participants.settings import Seams, Settings
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 

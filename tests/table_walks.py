@@ -12,8 +12,17 @@ from typing import Any
 
 from attrs import field, frozen
 
-from participants import attempt, control, episode_step, gate, handoff, model_call, resource_session, transaction
-from participants.positions import SEED_HISTORY, Position
+from participants.machines import (
+    attempt,
+    control,
+    episode_step,
+    gate,
+    handoff,
+    model_call,
+    resource_session,
+    transaction,
+)
+from participants.records.positions import SEED_HISTORY, Position
 from statecore import Refused, Snapshot, Table, When
 from statecore.table import Cell, Go, Refuse, Stay
 

@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.agent import Agent, SessionError
-from participants.http import ASGIApp
+from participants.files.snapshots import read_part
 from participants.identity import ACTIVATION_HEADER, RECEIPT_HEADER
-from participants.records import AgentBoundary, boundary_digest
+from participants.net.http import ASGIApp
+from participants.records.records import AgentBoundary, boundary_digest
+from participants.servers.agent import Agent, SessionError
 from participants.settings import Settings
-from participants.snapshots import read_part
 from statecore import Refused
 from tests.served_kinds import AUTH, Fleet, run, settle
 from tests.small_job import ROOT

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from participants.admission import Activity
-from participants.agent import Agent
-from participants.agent_session import LiveSession, Session, SessionError
 from participants.identity import EpisodeId
+from participants.servers.admission import Activity
+from participants.servers.agent import Agent
+from participants.servers.agent_session import LiveSession, Session, SessionError
 from statecore.seams import MemoryDisk
 from tests.small_job import seams, settings
 

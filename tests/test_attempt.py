@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.attempt import (
+from participants.machines.attempt import (
     ATTEMPT,
     AttemptState,
     Completed,

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from participants.policy_model import PolicyModel
+from participants.servers.policy_model import PolicyModel
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import Seams, Settings, SettingsError
-from participants.testing import InMemoryNetwork
 from statecore.seams import LoopClock, SeededEntropy, SystemDisk
 from tests.served_kinds import AUTH, CONTROL, Fleet, run
 from tests.small_job import (
@@ -107,7 +107,7 @@ def test_no_token_or_a_wrong_one_is_401_whatever_the_body(token: str | None) -> 
     async def test(fleet: Fleet) -> None:
         await started(fleet)
         before = await statuses(fleet)
-        headers = {} if token is None else {"authorization": token.encode("latin-1")}
+        headers = [] if token is None else [(b"authorization", token.encode("latin-1"))]
         for kind in KINDS:
             base = fleet.network.url(kind)
             for verb in VERBS:
@@ -180,7 +180,7 @@ def test_a_body_over_the_limit_is_413() -> None:
     async def test(fleet: Fleet) -> None:
         await started(fleet, max_body_bytes=1000)
         before = await statuses(fleet)
-        large = {"checkpoint_id": "c" * 2000, "deadline_ts": WALL + 10}
+        large: dict[str, Any] = {"checkpoint_id": "c" * 2000, "deadline_ts": WALL + 10}
         for kind in KINDS:
             reply = await fleet.control(kind, "prepare", **large)
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")

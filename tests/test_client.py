@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from participants import client as client_module
-from participants.client import ControlClient, ControlError, Retries, make_client
+from participants.net import client as client_module
+from participants.net.client import ControlClient, ControlError, Retries, make_client
 from statecore.errors import StatecoreError
 from statecore.seams import LoopClock, SeededEntropy
 from tests.both_loops import on_both_loops

@@ -10,7 +10,7 @@ from attrs import Factory, define, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.codecs import JSON, Codec, CodecError, attrs_codec, check_codec, json_codec
+from participants.servers.codecs import JSON, Codec, CodecError, attrs_codec, check_codec, json_codec
 from statecore.wire import canonical
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from participants.control import (
+from participants.machines.control import (
     PARTICIPANT,
     AnswerAgain,
     ArmLease,

@@ -10,11 +10,11 @@ import trio
 from attrs import define, evolve
 from trio.testing import MockClock
 
-from participants.coordinator import Coordinator, Published
+from participants.coordination.coordinator import Coordinator, Published
 from participants.identity import EpisodeId
-from participants.records import Disposition
-from participants.testing import Fault
-from participants.transaction import TRANSACTION
+from participants.machines.transaction import TRANSACTION
+from participants.records.records import Disposition
+from participants.serving.testing import Fault
 from statecore.journal import replay
 from tests.coordinator_world import (
     SmallTrainer,

@@ -13,10 +13,10 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from participants.coordinator import Aborted, Coordinator, Published
-from participants.records import Disposition
-from participants.store import Checkpoint
-from participants.testing import Call, Fault
+from participants.coordination.coordinator import Aborted, Coordinator, Published
+from participants.files.store import Checkpoint
+from participants.records.records import Disposition
+from participants.serving.testing import Call, Fault
 from tests.coordinator_world import World, a_world, dispatches
 
 TURNS = {"p1": 1, "p2": 5, "p3": 7}

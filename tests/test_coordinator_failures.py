@@ -10,12 +10,12 @@ import trio
 from attrs import define
 from trio.testing import MockClock
 
-from participants.coordinator import Aborted, Coordinator, Overtaken, Published
-from participants.draft import Draft
-from participants.records import Disposition
-from participants.store import Publication, PublicationInDoubt, Store, StoreError
-from participants.testing import Fault, once
-from participants.trainer import Result
+from participants.coordination.coordinator import Aborted, Coordinator, Overtaken, Published
+from participants.coordination.trainer import Result
+from participants.files.draft import Draft
+from participants.files.store import Publication, PublicationInDoubt, Store, StoreError
+from participants.records.records import Disposition
+from participants.serving.testing import Fault, once
 from tests.coordinator_world import (
     ROOT,
     WALL,

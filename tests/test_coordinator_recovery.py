@@ -11,14 +11,14 @@ from attrs import define
 from starlette.responses import JSONResponse
 from trio.testing import MockClock
 
-from participants.coordinator import Coordinator, Overtaken, Published, is_abandoned
-from participants.deployment import DiscoveryFailed
-from participants.outcomes import CoordinatorError
-from participants.records import Disposition
-from participants.recovery import CheckpointRejected
+from participants.coordination.coordinator import Coordinator, Overtaken, Published, is_abandoned
+from participants.coordination.deployment import DiscoveryFailed
+from participants.coordination.outcomes import CoordinatorError
+from participants.coordination.recovery import CheckpointRejected
+from participants.coordination.trainer import Dispatch
+from participants.records.records import Disposition
+from participants.serving.testing import Fault
 from participants.settings import SettingsError
-from participants.testing import Fault
-from participants.trainer import Dispatch
 from tests.coordinator_world import ROOT, SmallTrainer, World, a_world, abandoned, dispatches, is_call, refuse, running
 
 SERVERS = ("env", "policy", "agent", "tools")

@@ -6,11 +6,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from participants.coordinator import Aborted, Overtaken, Published
-from participants.deployment import DiscoveryFailed
-from participants.records import Disposition
-from participants.store import Store
-from participants.testing import Fault
+from participants.coordination.coordinator import Aborted, Overtaken, Published
+from participants.coordination.deployment import DiscoveryFailed
+from participants.files.store import Store
+from participants.records.records import Disposition
+from participants.serving.testing import Fault
 from tests.coordinator_world import World, a_world, dispatches, running
 from tests.small_fleet import FakeServer, Reply
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.agent import Agent
+from participants.coordination.trainer import Result
 from participants.demo.agent_server import Chat, play_turn
 from participants.demo.counting import NOTHING_HELD, Held, Numbers, Verdict, differences, numbers
 from participants.demo.life import ABANDON, Observer
@@ -39,10 +39,10 @@ from participants.demo.plan import (
 from participants.demo.players import judge_says, offer, offered, policy_says, said_in, turn_of
 from participants.demo.servers import Place, app, factory, process_place
 from participants.demo.trainer import DemoTrainer
-from participants.http import ASGIApp
-from participants.records import Disposition, Receipt
+from participants.net.http import ASGIApp
+from participants.records.records import Disposition, Receipt
+from participants.servers.agent import Agent
 from participants.settings import SettingsError
-from participants.trainer import Result
 from statecore import WireError
 from statecore.errors import StatecoreError
 from statecore.seams import FixedClock, MemoryDisk

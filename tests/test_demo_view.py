@@ -10,14 +10,14 @@ import rich.console
 import trio
 import trio.testing
 
+from participants.coordination.recovery import Verdict
 from participants.demo.counting import NOTHING_HELD, Held
 from participants.demo.lines import Event, Line
 from participants.demo.picture import Happened, Picture, Row, Tone
 from participants.demo.plan import Options, make_plan
 from participants.demo.view import drawn, plain_line, plain_rows, showing
-from participants.records import Disposition
-from participants.recovery import Verdict
-from participants.transaction import TransactionState
+from participants.machines.transaction import TransactionState
+from participants.records.records import Disposition
 
 
 class Time:

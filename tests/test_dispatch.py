@@ -12,12 +12,12 @@ from attrs import define, evolve, field
 from starlette.responses import JSONResponse, Response
 from trio.testing import MockClock
 
-from participants.coordinator import Published
-from participants.dispatch import Answer, Came, read_run_reply
+from participants.coordination.coordinator import Published
+from participants.coordination.dispatch import Answer, Came, read_run_reply
+from participants.coordination.trainer import Result, SavesResults
 from participants.identity import EpisodeId
-from participants.records import Receipt
-from participants.testing import Fault, once
-from participants.trainer import Result, SavesResults
+from participants.records.records import Receipt
+from participants.serving.testing import Fault, once
 from statecore.wire import digest
 from tests.coordinator_world import SmallTrainer, a_world, dispatches, is_call, refuse, running
 from tests.small_fleet import FakeServer, Reply

@@ -17,15 +17,16 @@ import pytest
 
 from docs import generate
 from docs.generators import codes, marks
-from participants import agent, asgi, environment, records, resources
-from participants.calls import VERBS
-from participants.control import Phase
-from participants.conversation import MODEL_PATHS
+from participants.coordination.life import CoordinatorSettings
 from participants.identity import RECEIPT_HEADER
-from participants.life import CoordinatorSettings
-from participants.manifests import FileRef, GlobalManifest, GymManifest, Manifest, ParticipantEntry
+from participants.machines.control import Phase
+from participants.records import records
+from participants.records.manifests import FileRef, GlobalManifest, GymManifest, Manifest, ParticipantEntry
+from participants.servers import agent, asgi, environment, resources
+from participants.servers.calls import VERBS
+from participants.servers.conversation import MODEL_PATHS
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import PREFIX, TOKEN_VARIABLE, Settings
-from participants.testing import InMemoryNetwork
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -264,8 +265,9 @@ def test_every_module_has_its_room() -> None:
     """The page of the architecture names every module of both packages, and no other."""
     text = read(DOCS / "explanation/architecture.md").split("## Rooms", 1)[1].split("Imports go down only", 1)[0]
     named = {word for row in re.findall(r"^\|.*$", text, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
-    there = {path.stem for package in ("statecore", "participants") for path in (ROOT / package).glob("[a-z]*.py")}
-    assert named - {"DefinitionError", "Refused", "WireError", "statecore", "transitions"} == there
+    modules = (path for package in ("statecore", "participants") for path in (ROOT / package).rglob("[a-z]*.py"))
+    there = {path.stem for path in modules if path.parent.name != "demo"}
+    assert named - {"DefinitionError", "Refused", "WireError", "statecore", "participants", "transitions"} == there
 
 
 def test_the_readme_explains_the_line_that_its_picture_shows() -> None:
@@ -355,7 +357,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from participants.agent import Agent
+from participants.servers.agent import Agent
 from participants.settings import Settings
 
 @frozen

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.introduction import Role
-from participants.resources import Mode
-from participants.server_view import Outlook, Token
+from participants.commands.server_view import Outlook, Token
+from participants.coordination.introduction import Role
+from participants.servers.agent import Agent
+from participants.servers.resources import Mode
+from participants.serving.testing import Call, Fault
 from participants.settings import Settings
-from participants.testing import Call, Fault
 from statecore.seams import LoopClock
 from tests.doctored import (
     CAPABILITIES,

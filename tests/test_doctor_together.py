@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from participants.client import ControlError
-from participants.cut import read_blockers
-from participants.diagnosis import diagnose
-from participants.doctor_command import as_json, checked_urls, found_token, register
-from participants.examination import Answers
-from participants.introduction import ClockReading, Introduction, Role
-from participants.server_view import Outlook
+from participants.commands.diagnosis import diagnose
+from participants.commands.doctor import as_json, checked_urls, found_token, register
+from participants.commands.examination import Answers
+from participants.commands.server_view import Outlook
+from participants.coordination.cut import read_blockers
+from participants.coordination.introduction import ClockReading, Introduction, Role
+from participants.net.client import ControlError
 from statecore.cli import UsageError
 from tests.doctored import (
     IDLE,

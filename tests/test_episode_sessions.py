@@ -6,11 +6,11 @@ from functools import partial
 
 import trio
 
-from participants.agreement import agree, gather
+from participants.coordination.agreement import agree, gather
 from participants.identity import EpisodeId
-from participants.records import EnvironmentBoundary
-from participants.resources import Verify
-from participants.testing import Fault
+from participants.records.records import EnvironmentBoundary
+from participants.servers.resources import Verify
+from participants.serving.testing import Fault
 from statecore.wire import digest
 from tests.scenario_fleet import Callers, commit, crash, parts, restore, run_body, seen, start
 from tests.served_kinds import Fleet, settle

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.episode_step import (
+from participants.machines.episode_step import (
     EPISODE_STEP,
     EpisodeEnded,
     EpisodeState,

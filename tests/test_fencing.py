@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.fencing import FOREIGN_IDS_KEPT, Ended, own_id, parse_own
+from participants.machines.fencing import FOREIGN_IDS_KEPT, Ended, own_id, parse_own
 
 numbers = st.integers(0, 10**9)
 own_ids = st.builds(own_id, st.sampled_from(["ck", "rs"]), numbers, numbers)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.gate import (
+from participants.machines.gate import (
     GATE,
     Admit,
     Arrived,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
-from participants.codecs import JSON, CodecError, check_codec
-from participants.gymnasium_codec import SUPPORTED, GymnasiumCodec, GymnasiumSession, gymnasium_codec
-from participants.gymnasium_layers import stack
+from participants.gymnasium.codec import SUPPORTED, GymnasiumCodec, GymnasiumSession, gymnasium_codec
+from participants.gymnasium.layers import stack
+from participants.servers.codecs import JSON, CodecError, check_codec
 from statecore.wire import canonical, exact
 
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {

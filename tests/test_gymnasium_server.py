@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from participants.codecs import CodecError, check_codec
-from participants.gymnasium_codec import SUPPORTED, GymnasiumSession
-from participants.gymnasium_play import Play, PlayCodec
-from participants.gymnasium_server import Applied, blackjack, frozen_lake, gymnasium_resources, taxi
-from participants.gymnasium_text import ACTIONS, actions, describe, family
-from participants.http import ASGIApp
+from participants.gymnasium.codec import SUPPORTED, GymnasiumSession
+from participants.gymnasium.play import Play, PlayCodec
+from participants.gymnasium.server import Applied, blackjack, frozen_lake, gymnasium_resources, taxi
+from participants.gymnasium.text import ACTIONS, actions, describe, family
 from participants.identity import OPERATION_HEADER, REVISION_HEADER, VERIFY_HEADER
-from participants.resources import Verify
+from participants.net.http import ASGIApp
+from participants.servers.codecs import CodecError, check_codec
+from participants.servers.resources import Verify
 from participants.settings import Settings
 from statecore.seams import SeededEntropy
 from tests.served_kinds import Fleet, run

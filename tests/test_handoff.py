@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from participants.handoff import (
+from participants.machines.handoff import (
     HANDOFF,
     LEDGER_ENTRY,
     AcceptResult,

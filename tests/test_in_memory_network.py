@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from participants.http import ASGIApp, Message, Receive, Scope, Send
-from participants.testing import Call, Fault, InMemoryLauncher, InMemoryNetwork, StartupFailed, once
+from participants.net.http import ASGIApp, Message, Receive, Scope, Send
+from participants.serving.testing import Call, Fault, InMemoryLauncher, InMemoryNetwork, StartupFailed, once
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from participants.console import Grid, count, moment, show, size
-from participants.draft import Committed
+from participants.commands.console import Grid, count, moment, show, size
+from participants.commands.inspect import register
+from participants.files.draft import Committed
+from participants.files.snapshots import write_part
+from participants.files.store import Store
 from participants.identity import EpisodeId
-from participants.inspect_command import register
-from participants.manifests import CheckpointId
-from participants.records import AgentBoundary, AgentRecord, record_json, task_digest
-from participants.snapshots import write_part
-from participants.store import Store
+from participants.records.manifests import CheckpointId
+from participants.records.records import AgentBoundary, AgentRecord, record_json, task_digest
 from statecore.cli import UsageError
 from statecore.seams import FixedClock, SeededEntropy, SystemDisk
 from tests.checkpoints import finished, ledger, publish, registry, started

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from participants.auxiliary_model import AuxiliaryModel
-from participants.client import ControlClient
-from participants.policy_model import PolicyModel
+from participants.net.client import ControlClient
+from participants.servers.auxiliary_model import AuxiliaryModel
+from participants.servers.policy_model import PolicyModel
 from participants.settings import Seams, Settings, SettingsError
 from statecore import DefinitionError
 from statecore.seams import LoopClock, SeededEntropy

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import trio
 
-from participants.client import make_client
-from participants.launcher import Launcher, ProcessLauncher, ServerSpec, StartupFailed
+from participants.net.client import make_client
+from participants.serving.launcher import Launcher, ProcessLauncher, ServerSpec, StartupFailed
 
 ROOT = Path(__file__).parent.parent
 APPS = "tests.served_apps"

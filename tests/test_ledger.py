@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from participants.attempt import AttemptState
-from participants.handoff import AcceptResult, Entry, OweAcknowledgement
+from participants.coordination.ledger import KnownRollout, Ledger, recovered
+from participants.coordination.recovery import Verdict
+from participants.coordination.trainer import Dispatch, Result
 from participants.identity import EpisodeId
-from participants.ledger import KnownRollout, Ledger, recovered
-from participants.records import Disposition, LedgerStatus, Receipt, RegistryRow, task_digest
-from participants.recovery import Verdict
-from participants.trainer import Dispatch, Result
+from participants.machines.attempt import AttemptState
+from participants.machines.handoff import AcceptResult, Entry, OweAcknowledgement
+from participants.records.records import Disposition, LedgerStatus, Receipt, RegistryRow, task_digest
 from statecore import Refused
 from statecore.errors import WireError
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.conversation import CHAT, MESSAGES, RESPONSES, Conversation, asked, continuations, is_last
+from participants.files.snapshots import InvalidCheckpointState
 from participants.identity import EpisodeId
-from participants.lineage import Entry, Ledger, Lineage, Staged, staged, staging_keys
-from participants.records import ModelRecord, ModelRow
-from participants.snapshots import InvalidCheckpointState
+from participants.records.records import ModelRecord, ModelRow
+from participants.servers.conversation import CHAT, MESSAGES, RESPONSES, Conversation, asked, continuations, is_last
+from participants.servers.lineage import Entry, Ledger, Lineage, Staged, staged, staging_keys
 from statecore import WireError
 from statecore.wire import canonical, digest
 from tests.policy_server import Generator, assistant, completion, running, user

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from participants.model_call import (
+from participants.machines.model_call import (
     MODEL_CALL,
     RESPONSE,
     AdmissionClosed,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from participants.http import ASGIApp
 from participants.identity import INCARNATION_HEADER
-from participants.testing import InMemoryNetwork
+from participants.net.http import ASGIApp
+from participants.serving.testing import InMemoryNetwork
 from statecore.seams import MemoryDisk
 from tests.small_job import counter_resources, counting_agent, counting_environment, plain_policy, seams, settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from participants.coordinator import Published
+from participants.coordination.coordinator import Published
 from statecore.seams import MemoryDisk
 from tests.small_job import answer
 from tests.whole_job import ROOT, WholeJob, run, settle

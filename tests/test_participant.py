@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from participants.identity import EPOCH_HEADER, INCARNATION_HEADER
-from participants.resources import Resources
+from participants.servers.resources import Resources
 from statecore.seams import MemoryDisk
 from tests.served_kinds import AUTH, CONTROL, Fleet, run, settle
 from tests.small_job import ROOT, counter_resources, counting_environment, plain_policy
@@ -47,7 +47,12 @@ def test_a_lease_that_ends_reopens_and_fences() -> None:
         assert fleet.now() - started == pytest.approx(70)
         status = await fleet.status("tools")
         assert (status["phase"], status["checkpoint_id"], status["lease_expires_at"]) == ("idle", None, None)
-        for verb, more in (("prepare", {}), ("commit", {"checkpoint_dir": CK, "episode_ids": SCOPE}), ("renew", {})):
+        calls: dict[str, dict[str, Any]] = {
+            "prepare": {},
+            "commit": {"checkpoint_dir": CK, "episode_ids": SCOPE},
+            "renew": {},
+        }
+        for verb, more in calls.items():
             assert code(await fleet.control("tools", verb, **more)) == "stale_checkpoint"
 
     run(test)

@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from participants.files.snapshots import write_part
 from participants.identity import EpisodeId
 from participants.settings import Seams
-from participants.snapshots import write_part
 from statecore.seams import MemoryDisk, SeededEntropy
 from tests.policy_server import Generator, Policy, assistant, disk, episode, running, user, written
 

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from participants.identity import EpisodeId
-from participants.model_call import CallState, ResponseState
-from participants.policy_model import PolicyModel
+from participants.machines.model_call import CallState, ResponseState
+from participants.servers.policy_model import PolicyModel
 from participants.settings import Settings
 from statecore import DefinitionError
 from tests.policy_server import CHAT, Calls, Generator, completion, disk, episode, running, settings, user

@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from participants.admission import Activity, Admission
-from participants.conversation import asked
-from participants.delivery import Caller, Delivery
-from participants.http import ASGIApp, Incoming, Message, Receive, Scope, Send, refuse_request
 from participants.identity import EpisodeId
-from participants.policy_model import PolicyModel
-from participants.upstream import ReplyCutOff
+from participants.net.http import ASGIApp, Incoming, Message, Receive, Scope, Send, refuse_request
+from participants.servers.admission import Activity, Admission
+from participants.servers.conversation import asked
+from participants.servers.delivery import Caller, Delivery
+from participants.servers.policy_model import PolicyModel
+from participants.servers.upstream import ReplyCutOff
 from statecore import Refused
 from tests.both_loops import on_both_loops
 from tests.policy_server import CHAT, TOKEN, Calls, Generator, assistant, completion, episode, running, settings, user

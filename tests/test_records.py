@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from participants.identity import EpisodeId
-from participants.manifests import CheckpointId
-from participants.positions import SEED_HISTORY
-from participants.records import (
+from participants.records.manifests import CheckpointId
+from participants.records.positions import SEED_HISTORY
+from participants.records.records import (
     RECORD_TYPES,
     AgentBoundary,
     AgentRecord,

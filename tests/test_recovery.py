@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from participants.agreement import NO_PIECES, Agreed, Pieces, agree, gather
+from participants.coordination.agreement import NO_PIECES, Agreed, Pieces, agree, gather
+from participants.coordination.recovery import CheckpointRejected, Found, Server, Verdict, plan_restore, settle
 from participants.identity import EpisodeId
-from participants.positions import SEED_HISTORY, Position, advance
-from participants.records import (
+from participants.records.positions import SEED_HISTORY, Position, advance
+from participants.records.records import (
     AgentBoundary,
     Disposition,
     EnvironmentBoundary,
@@ -25,7 +26,6 @@ from participants.records import (
     ResourcesState,
     task_digest,
 )
-from participants.recovery import CheckpointRejected, Found, Server, Verdict, plan_restore, settle
 
 TASK = {"question": "how many?"}
 DIGEST = task_digest(TASK)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.replies import Verdict, read_reply
+from participants.net.replies import Verdict, read_reply
 
 OURS = {"incarnation": "ab" * 16, "epoch": 3, "server_ts": 1790000000.5}
 ERROR = {"error": {"code": "stale_checkpoint", "detail": "ck-1 was resumed"}}

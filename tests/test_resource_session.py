@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.positions import SEED_HISTORY, Position, next_history
-from participants.resource_session import (
+from participants.machines.resource_session import (
     OPERATIONS_KEPT,
     RESOURCE_SESSION,
     Closed,
@@ -26,6 +25,7 @@ from participants.resource_session import (
     VerifyStarted,
     VerifySucceeded,
 )
+from participants.records.positions import SEED_HISTORY, Position, next_history
 from statecore import Refused, Snapshot
 
 Machine = Snapshot[SessionState, SessionData]

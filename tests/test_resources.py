@@ -12,8 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.codecs import Codec, attrs_codec
-from participants.http import ASGIApp
 from participants.identity import (
     OPERATION_HEADER,
     POSITION_HEADER,
@@ -21,12 +19,14 @@ from participants.identity import (
     SESSION_HEADER,
     VERIFY_HEADER,
 )
-from participants.positions import Position, next_history
-from participants.resources import Mode, Resources, Verify
+from participants.net.http import ASGIApp
+from participants.records.positions import Position, next_history
+from participants.servers.codecs import Codec, attrs_codec
+from participants.servers.resources import Mode, Resources, Verify
 from participants.settings import Settings
 from statecore import DefinitionError
-from tests.served_kinds import ROOT, Fleet, run, settle
-from tests.small_job import Counter, counter_resources
+from tests.served_kinds import Fleet, run, settle
+from tests.small_job import ROOT, Counter, counter_resources
 
 R1 = "/ng-rollout/r1"
 

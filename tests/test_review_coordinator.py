@@ -13,15 +13,15 @@ from attrs import define, evolve, field
 from starlette.responses import Response
 from trio.testing import MockClock
 
-from participants.coordinator import Aborted, Published
-from participants.dispatch import Came, read_run_reply
+from participants.coordination.coordinator import Aborted, Published
+from participants.coordination.dispatch import Came, read_run_reply
+from participants.coordination.ledger import Ledger
+from participants.coordination.trainer import Dispatch, Result
+from participants.files.store import Store
 from participants.identity import EpisodeId
-from participants.ledger import Ledger
-from participants.manifests import CheckpointId
-from participants.records import Receipt
-from participants.store import Store
-from participants.testing import Call, Fault
-from participants.trainer import Dispatch, Result
+from participants.records.manifests import CheckpointId
+from participants.records.records import Receipt
+from participants.serving.testing import Call, Fault
 from statecore.errors import WireError
 from statecore.seams import FixedClock, LoopClock, MemoryDisk, SeededEntropy
 from statecore.wire import MAX_DEPTH, digest

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.agreement import agree, gather
-from participants.environment import Environment
-from participants.episode import Episode, EpisodeError
-from participants.http import ASGIApp
+from participants.coordination.agreement import agree, gather
 from participants.identity import ACCESSES_HEADER, ACTIVATION_HEADER, EpisodeId
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from participants.servers.environment import Environment
+from participants.servers.episode import Episode, EpisodeError
 from statecore.wire import digest
 from tests.scenario_fleet import Callers, commit, crash, done, parts, restore, run_body, seen, start
 from tests.served_kinds import Fleet, run, settle

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.asgi import Shell
-from participants.calls import Deadline, Prepare, Resume
-from participants.codecs import attrs_codec
-from participants.http import ASGIApp
 from participants.identity import ACTIVATION_HEADER, EPOCH_HEADER, EpisodeId
-from participants.modes import Mode
-from participants.resources import Resources, Verify
-from participants.session_book import SessionBook
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from participants.servers.asgi import Shell
+from participants.servers.calls import Deadline, Prepare, Resume
+from participants.servers.codecs import attrs_codec
+from participants.servers.modes import Mode
+from participants.servers.resources import Resources, Verify
+from participants.servers.session_book import SessionBook
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import Settings
-from participants.testing import InMemoryNetwork
 from statecore.seams import MemoryDisk
 from tests.scenario_fleet import Callers, run_body, scope, start
 from tests.served_kinds import AUTH, CONTROL, Fleet, run, settle

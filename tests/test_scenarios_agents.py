@@ -18,16 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.admission import Activity
-from participants.agent import Agent
-from participants.agent_session import LiveSession, Session
-from participants.environment import Environment
-from participants.episode import LiveEpisode
-from participants.executions import Execution
-from participants.http import ASGIApp, Incoming, Scope
 from participants.identity import EpisodeId
-from participants.peers import Peer, Reply
-from participants.resources import Resources
+from participants.net.http import ASGIApp, Incoming, Scope
+from participants.servers.admission import Activity
+from participants.servers.agent import Agent
+from participants.servers.agent_session import LiveSession, Session
+from participants.servers.environment import Environment
+from participants.servers.episode import LiveEpisode
+from participants.servers.executions import Execution
+from participants.servers.peers import Peer, Reply
+from participants.servers.resources import Resources
 from participants.settings import Seams, Settings
 from tests.scenario_fleet import Callers, commit, crash, done, parts, restore, run_body, scope, seen, start
 from tests.served_kinds import Fleet, settle

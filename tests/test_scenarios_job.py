@@ -14,22 +14,22 @@ import pytest
 import trio
 from attrs import define, evolve, frozen
 
-from participants import coordinator as coordinator_module
-from participants.agent import Agent
-from participants.auxiliary_model import AuxiliaryModel
-from participants.coordinator import Aborted, Coordinator, Published
-from participants.dispatch import Answer, Dispatcher, _Patience
-from participants.environment import Environment
-from participants.executions import Execution
-from participants.http import ASGIApp
+from participants.coordination import coordinator as coordinator_module
+from participants.coordination.coordinator import Aborted, Coordinator, Published
+from participants.coordination.dispatch import Answer, Dispatcher, _Patience
+from participants.coordination.ledger import Rollout
+from participants.coordination.outcomes import Batch, Blocker, Recovered
+from participants.coordination.trainer import Dispatch
 from participants.identity import EpisodeId
-from participants.ledger import Rollout
-from participants.outcomes import Batch, Blocker, Recovered
-from participants.part import Json, Report
-from participants.policy_model import PolicyModel
-from participants.records import Disposition, task_digest
+from participants.net.http import ASGIApp
+from participants.records.records import Disposition, task_digest
+from participants.servers.agent import Agent
+from participants.servers.auxiliary_model import AuxiliaryModel
+from participants.servers.environment import Environment
+from participants.servers.executions import Execution
+from participants.servers.part import Json, Report
+from participants.servers.policy_model import PolicyModel
 from participants.settings import Seams, Settings
-from participants.trainer import Dispatch
 from tests.scenario_fleet import seen_by_job
 from tests.small_job import counter_resources, counting_agent, counting_environment
 from tests.whole_job import PlainTrainer, WholeJob, settle

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.agreement import Agreed, agree, gather
-from participants.codecs import Codec
-from participants.http import REQUEST_KEY, ASGIApp, Incoming, Scope, Send, serve
+from participants.coordination.agreement import Agreed, agree, gather
 from participants.identity import OPERATION_HEADER, REVISION_HEADER, EpisodeId
-from participants.positions import Agreement, Position
-from participants.records import AgentBoundary, ResourcesState
-from participants.resources import Change, Mode, Resources
+from participants.net.http import REQUEST_KEY, ASGIApp, Incoming, Scope, Send, serve
+from participants.records.positions import Agreement, Position
+from participants.records.records import AgentBoundary, ResourcesState
+from participants.servers.codecs import Codec
+from participants.servers.resources import Change, Mode, Resources
 from statecore.wire import digest
 from tests.scenario_fleet import R1, Callers, commit, crash, parts, restore, run_body, scope, seen, start
 from tests.served_kinds import Fleet, settle

@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from participants.asgi import Shell
-from participants.control import PARTICIPANT
-from participants.coordinator import Published
-from participants.environment import Environment
-from participants.executions import Executions
-from participants.http import ASGIApp, Receive, Scope, Send, headers_of, refuse_request
+from participants.coordination.coordinator import Published
+from participants.files.snapshots import find_manifest, read_part, write_part
 from participants.identity import RECEIPT_HEADER, RUN_PREFIX, EpisodeId, from_headers, split_prefix
-from participants.records import Disposition, Manifest, Part
-from participants.resources import Resources
+from participants.machines.control import PARTICIPANT
+from participants.net.http import ASGIApp, Receive, Scope, Send, headers_of, refuse_request
+from participants.records.records import Disposition, Manifest, Part
+from participants.servers.asgi import Shell
+from participants.servers.environment import Environment
+from participants.servers.executions import Executions
+from participants.servers.resources import Resources
 from participants.settings import Seams, Settings, SettingsError
-from participants.snapshots import find_manifest, read_part, write_part
 from statecore.seams import Disk
 from tests.scenario_fleet import R1, commit, done, restore, run_body, scope, seen, seen_by_job, start
 from tests.served_kinds import AUTH, Fleet, settle
@@ -227,8 +227,8 @@ def read_shared(disk: Disk, checkpoint_dir: Path, *, kind: str, instance: str, *
 async def two_servers(fleet: Fleet, write: Callable[..., Manifest], read: Callable[..., Part]) -> Committed:
     """Two servers, counting 1 and 2, commit to one checkpoint and are restored from it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("participants.part_writer.write_part", write)
-        patch.setattr("participants.participant.read_part", read)
+        patch.setattr("participants.servers.part_writer.write_part", write)
+        patch.setattr("participants.servers.participant.read_part", read)
         return await _two_servers(fleet)
 
 

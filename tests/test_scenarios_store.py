@@ -7,12 +7,12 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from participants.checkpoint import Checkpoint
-from participants.draft import REGISTRY, Draft
-from participants.manifests import CheckpointId
-from participants.records import RegistryRow
-from participants.snapshots import split_lines
-from participants.store import Publication, Store
+from participants.files.checkpoint import Checkpoint
+from participants.files.draft import REGISTRY, Draft
+from participants.files.snapshots import split_lines
+from participants.files.store import Publication, Store
+from participants.records.manifests import CheckpointId
+from participants.records.records import RegistryRow
 from statecore.seams import FixedClock
 from statecore.wire import parse, structure
 from tests.checkpoints import ENTROPY, ROOT, finished

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from participants.client import make_client
-from participants.http import ASGIApp, Receive, Scope, Send
-from participants.serving import KEEPALIVE_S, LifespanBroken, StartupFailed, load, read_options, serve
-from participants.transport import KEEPALIVE_EXPIRY_S, FreeListTransport
+from participants.net.client import make_client
+from participants.net.http import ASGIApp, Receive, Scope, Send
+from participants.net.transport import KEEPALIVE_EXPIRY_S, FreeListTransport
+from participants.serving.serve import KEEPALIVE_S, LifespanBroken, StartupFailed, load, read_options, serve
 
 ROOT = Path(__file__).parent.parent
 HANG_S = 120.0  # a bound on a test that would hang for ever, not a speed
@@ -163,7 +163,7 @@ async def test_a_server_that_fails_to_start_is_never_said_to_be_up() -> None:
 @pytest.mark.trio
 async def test_a_startup_without_end_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound holds for the lifespan's start; hypercorn's own error is named for what it is."""
-    monkeypatch.setattr("participants.serving.LIFESPAN_S", 0.05)
+    monkeypatch.setattr("participants.serving.serve.LIFESPAN_S", 0.05)
 
     async def hangs(scope: Scope, receive: Receive, send: Send) -> None:
         await trio.sleep_forever()

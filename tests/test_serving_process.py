@@ -17,8 +17,8 @@ import pytest
 import trio
 from attrs import define
 
-from participants.client import make_client
-from participants.launcher import ProcessLauncher, ServerSpec
+from participants.net.client import make_client
+from participants.serving.launcher import ProcessLauncher, ServerSpec
 from tests.test_launcher import is_alive, until_gone
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ class Served:
 
 @asynccontextmanager
 async def served(tmp_path: Path, factory: str, *options: str) -> AsyncIterator[Served]:
-    """`participants.serving` in a process of its own, up; killed when the block ends, if it still runs."""
+    """`participants.serving.serve` in a process of its own, up; killed when the block ends, if it still runs."""
     ready, log = tmp_path / "ready", tmp_path / "log"
     command = [sys.executable, "-m", "participants.serving", f"tests.participant_apps:{factory}"]
     command += ["--ready-file", str(ready), "--name", "tools", *options]

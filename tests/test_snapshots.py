@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from participants.files import StopFlag, WriteStopped, resolve_below
+from participants.files.files import StopFlag, WriteStopped, resolve_below
+from participants.files.snapshots import InvalidCheckpointState, find_manifest, read_part, write_part
 from participants.identity import EpisodeId
-from participants.records import Manifest
-from participants.snapshots import InvalidCheckpointState, find_manifest, read_part, write_part
+from participants.records.records import Manifest
 from statecore.seams import Disk, MemoryDisk, SeededEntropy, SystemDisk
 from tests.crash_disk import Crash, CrashDisk, Survives
 

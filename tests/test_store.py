@@ -14,13 +14,13 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from participants.chain import Base, Claim, candidates
-from participants.draft import Committed, Draft, DraftIncomplete
-from participants.files import InvalidCheckpointState
-from participants.manifests import CheckpointId
-from participants.records import Disposition, LedgerRow, LedgerStatus, RegistryRow
-from participants.snapshots import write_part
-from participants.store import ChainBroken, Checkpoint, PublicationInDoubt, Store, StoreError
+from participants.files.chain import Base, Claim, candidates
+from participants.files.draft import Committed, Draft, DraftIncomplete
+from participants.files.files import InvalidCheckpointState
+from participants.files.snapshots import write_part
+from participants.files.store import ChainBroken, Checkpoint, PublicationInDoubt, Store, StoreError
+from participants.records.manifests import CheckpointId
+from participants.records.records import Disposition, LedgerRow, LedgerStatus, RegistryRow
 from statecore.seams import MemoryDisk, SystemDisk
 from tests.checkpoints import (
     ENTROPY,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from participants.payloads import AgentBoundary, EnvironmentBoundary, ModelRow, ResourcesState
-from participants.records import AgentRecord, EnvironmentRecord, ModelRecord, ResourcesRecord
-from participants.store import InvalidCheckpointState, Store
+from participants.files.store import InvalidCheckpointState, Store
+from participants.records.payloads import AgentBoundary, EnvironmentBoundary, ModelRow, ResourcesState
+from participants.records.records import AgentRecord, EnvironmentRecord, ModelRecord, ResourcesRecord
 from statecore.seams import FixedClock, SeededEntropy, SystemDisk
 from tests import schema_1
 

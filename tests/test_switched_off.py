@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from participants.agent import Agent
-from participants.http import ASGIApp
 from participants.identity import EPOCH_HEADER, OPERATION_HEADER, RECEIPT_HEADER, RUN_PREFIX
-from participants.resources import Mode
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from participants.servers.resources import Mode
+from participants.serving.testing import Call, InMemoryNetwork
 from participants.settings import Settings
-from participants.testing import Call, InMemoryNetwork
 from statecore.seams import MemoryDisk
 from tests.small_job import counter_resources, counting_agent, counting_environment, plain_policy, seams, settings
 

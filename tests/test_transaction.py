@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from participants.transaction import (
+from participants.machines.transaction import (
     TRANSACTION,
     Aborted,
     AcknowledgeResults,

@@ -13,9 +13,9 @@ import httpcore
 import httpx
 import pytest
 
-from participants.asyncio_streams import AsyncioBackend
-from participants.client import make_client
-from participants.transport import ERRORS, BoundedTransport, FreeListTransport, TooManyInFlight
+from participants.net.asyncio_streams import AsyncioBackend
+from participants.net.client import make_client
+from participants.net.transport import ERRORS, BoundedTransport, FreeListTransport, TooManyInFlight
 from tests.both_loops import on_both_loops
 from tests.plain_server import Asked, PlainServer, Said, address_that_refuses, plain_server
 

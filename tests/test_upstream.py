@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from participants.client import make_client
-from participants.http import ASGIApp, Message, Receive, Scope, Send
-from participants.testing import Fault, InMemoryNetwork, once
-from participants.upstream import CallableUpstream, HttpUpstream, ReplyCutOff, UpstreamError, upstream_app
+from participants.net.client import make_client
+from participants.net.http import ASGIApp, Message, Receive, Scope, Send
+from participants.servers.upstream import CallableUpstream, HttpUpstream, ReplyCutOff, UpstreamError, upstream_app
+from participants.serving.testing import Fault, InMemoryNetwork, once
 from tests.policy_server import CHAT, Policy, completion, running, user
 
 LIMIT = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from participants.coordinator import Published
-from participants.records import Disposition
+from participants.coordination.coordinator import Published
+from participants.records.records import Disposition
 from tests.whole_job import WholeJob, run, settle
 
 
@@ -26,6 +26,7 @@ def test_the_seeds_example_redoes_nothing() -> None:
                     assert dict(job.turnstile.generated) == turns
                     outcome = await first.checkpoint(timeout_s=60)
                     assert isinstance(outcome, Published), outcome.story()
+                    assert job.launcher is not None
                     job.launcher.kill(*job.launcher.up)
                     abandoned.cancel()
         held = sum(turns.values())
@@ -40,6 +41,7 @@ def test_the_seeds_example_redoes_nothing() -> None:
         assert redone == []
         assert sum(job.turnstile.generated.values()) == 10
         assert held == 6  # what a run without checkpoints would have generated again
+        assert job.trainer is not None
         assert {rollout: body["reward"] for rollout, body in job.trainer.accepted.items()} == {"B": 15, "C": 15}
 
     run(test)

@@ -24,14 +24,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from participants.agent import Agent
-from participants.auxiliary_model import AuxiliaryModel
-from participants.codecs import json_codec
-from participants.environment import Environment
-from participants.policy_model import PolicyModel
-from participants.resources import Mode, Resources, Verify
+from participants.servers.agent import Agent
+from participants.servers.auxiliary_model import AuxiliaryModel
+from participants.servers.codecs import json_codec
+from participants.servers.environment import Environment
+from participants.servers.policy_model import PolicyModel
+from participants.servers.resources import Mode, Resources, Verify
+from participants.serving.testing import InMemoryNetwork
 from participants.settings import Settings
-from participants.testing import InMemoryNetwork
 from statecore.seams import LoopClock, MemoryDisk
 from tests.small_job import seams, settings
 

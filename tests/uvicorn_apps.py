@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from participants.http import ASGIApp
-from participants.policy_model import PolicyModel
+from participants.net.http import ASGIApp
+from participants.servers.policy_model import PolicyModel
 from participants.settings import Seams, Settings
 from tests.small_job import answer, counter_resources, counting_agent, counting_environment
 

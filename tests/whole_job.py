@@ -16,14 +16,14 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from participants.coordinator import Coordinator, CoordinatorSettings
-from participants.http import ASGIApp
-from participants.policy_model import PolicyModel
-from participants.records import Disposition
+from participants.coordination.coordinator import Coordinator, CoordinatorSettings
+from participants.coordination.trainer import Dispatch, Result
+from participants.files.store import Store
+from participants.net.http import ASGIApp
+from participants.records.records import Disposition
+from participants.servers.policy_model import PolicyModel
+from participants.serving.testing import InMemoryLauncher, InMemoryNetwork
 from participants.settings import Seams, Settings
-from participants.store import Store
-from participants.testing import InMemoryLauncher, InMemoryNetwork
-from participants.trainer import Dispatch, Result
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 from tests.small_job import TOKEN, WALL, answer, counter_resources, counting_agent, counting_environment, settings
 
@@ -128,7 +128,8 @@ class WholeJob:
             "tools": counter_resources,
             "simple_agent": counting_agent,
             "env": counting_environment,
-        } | self.makers
+            **self.makers,
+        }
 
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)

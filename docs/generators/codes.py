@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from participants.http import STATUS
+from participants.net.http import STATUS
 from statecore.table import Refuse, leaves
 
 from .machines import tables
@@ -76,7 +76,7 @@ def in_tables() -> dict[str, set[str]]:
 def in_code() -> dict[str, dict[str, int | None]]:
     """Each code that a shell raises or answers, with the files that do and the status where it stands beside it."""
     found: dict[str, dict[str, int | None]] = defaultdict(dict)
-    for path in sorted(PARTICIPANTS.glob("*.py")):
+    for path in sorted(PARTICIPANTS.rglob("*.py")):
         for code, status in _codes(ast.parse(path.read_text(encoding="utf-8"))):
             found[code][path.name] = status if status is not None else found[code].get(path.name)
     return dict(found)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from participants.coordinator import Published
+from participants.coordination.coordinator import Published
 from statecore.seams import MemoryDisk
 from tests.whole_job import ROOT, WholeJob, run, settle
 

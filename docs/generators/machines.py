@@ -15,16 +15,16 @@ from statecore.diagram import grid
 from statecore.engine import mermaid
 
 TABLES: Final = (
-    ("participants.control", "PARTICIPANT"),
-    ("participants.gate", "GATE"),
-    ("participants.attempt", "ATTEMPT"),
-    ("participants.model_call", "MODEL_CALL"),
-    ("participants.model_call", "RESPONSE"),
-    ("participants.resource_session", "RESOURCE_SESSION"),
-    ("participants.episode_step", "EPISODE_STEP"),
-    ("participants.transaction", "TRANSACTION"),
-    ("participants.handoff", "HANDOFF"),
-    ("participants.handoff", "LEDGER_ENTRY"),
+    ("participants.machines.control", "PARTICIPANT"),
+    ("participants.machines.gate", "GATE"),
+    ("participants.machines.attempt", "ATTEMPT"),
+    ("participants.machines.model_call", "MODEL_CALL"),
+    ("participants.machines.model_call", "RESPONSE"),
+    ("participants.machines.resource_session", "RESOURCE_SESSION"),
+    ("participants.machines.episode_step", "EPISODE_STEP"),
+    ("participants.machines.transaction", "TRANSACTION"),
+    ("participants.machines.handoff", "HANDOFF"),
+    ("participants.machines.handoff", "LEDGER_ENTRY"),
 )
 """(module, name) of every machine of the protocol, in the order of the pages."""
 

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..agent import Agent
-from ..http import ASGIApp
-from ..peers import Peer, Reply
+from ..net.http import ASGIApp
+from ..servers.agent import Agent
+from ..servers.peers import Peer, Reply
 from .lines import Event
 from .players import Message, offer, said_in
 from .servers import CHAT_PATH, Place, process_place

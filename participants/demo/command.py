@@ -23,8 +23,8 @@ import trio
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
 
-from ..console import count
-from ..lifespan import StartupFailed
+from ..commands.console import count
+from ..serving.lifespan import StartupFailed
 from .picture import Picture
 from .plan import ENVIRONMENTS, MIXED, Kill, Options, Plan, PlanError, When, make_plan
 from .story import Ending, tell

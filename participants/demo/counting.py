@@ -13,8 +13,8 @@ from attrs import frozen
 
 from statecore.wire import canonical, parse
 
-from ..checkpoint import Checkpoint
-from ..records import AgentBoundary, AgentRecord, Disposition, EnvironmentBoundary, EnvironmentRecord
+from ..files.checkpoint import Checkpoint
+from ..records.records import AgentBoundary, AgentRecord, Disposition, EnvironmentBoundary, EnvironmentRecord
 from .lines import Event, Line
 
 Turn = tuple[str, int]

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..environment import Environment
-from ..http import ASGIApp
+from ..net.http import ASGIApp
+from ..servers.environment import Environment
 from .lines import Event
 from .players import said_in
 from .servers import CHAT_PATH, Place, process_place

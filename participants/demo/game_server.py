@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..gymnasium_server import Applied, gymnasium_resources
-from ..http import ASGIApp
+from ..gymnasium.server import Applied, gymnasium_resources
+from ..net.http import ASGIApp
 from .lines import Event
 from .servers import Place, process_place
 

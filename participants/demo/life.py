@@ -17,10 +17,10 @@ from statecore.journal import Journal
 from statecore.seams import File, on_disk
 from statecore.wire import parse
 
-from ..coordinator import Aborted, Batch, Coordinator, CoordinatorSettings, Published, Recovered
-from ..manifests import CheckpointId
-from ..store import Store
-from ..transaction import TransactionState
+from ..coordination.coordinator import Aborted, Batch, Coordinator, CoordinatorSettings, Published, Recovered
+from ..files.store import Store
+from ..machines.transaction import TransactionState
+from ..records.manifests import CheckpointId
 from .counting import Held, held_by
 from .lines import Event, JournalReader, Line, make_directory
 from .picture import Picture, Tone

@@ -6,9 +6,9 @@ from typing import Any
 
 import anyio
 
-from ..auxiliary_model import AuxiliaryModel
-from ..http import ASGIApp
-from ..policy_model import PolicyModel
+from ..net.http import ASGIApp
+from ..servers.auxiliary_model import AuxiliaryModel
+from ..servers.policy_model import PolicyModel
 from .lines import Event
 from .players import completion, judge_says, policy_says, turn_of
 from .servers import Place, process_place

@@ -12,9 +12,9 @@ from typing import Final
 import trio
 from attrs import define, field, frozen
 
-from ..records import Disposition
-from ..recovery import Verdict
-from ..transaction import TransactionState
+from ..coordination.recovery import Verdict
+from ..machines.transaction import TransactionState
+from ..records.records import Disposition
 from .counting import Held
 from .lines import Event, Line
 from .plan import Plan

@@ -17,7 +17,7 @@ from statecore.errors import StatecoreError
 from statecore.seams import Disk, Entropy, SeededEntropy
 from statecore.wire import canonical, parse, structure, unstructure
 
-from ..trainer import Dispatch
+from ..coordination.trainer import Dispatch
 
 PLAN_FILE: Final = "demo.json"
 GROUP_SIZE: Final = 4

@@ -15,7 +15,7 @@ from typing import Final
 import httpx
 from attrs import frozen
 
-from ..http import ASGIApp
+from ..net.http import ASGIApp
 from ..settings import Seams, Settings, SettingsError
 from .lines import ServerJournal
 from .plan import Plan, read_plan

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from statecore.seams import on_disk
 
-from ..console import count
+from ..commands.console import count
 from .counting import Held, Verdict, differences, numbers
 from .life import DemoError, Scene, SecondLife, first_life, run_rollouts, second_life
 from .lines import Line, read_journals

@@ -17,8 +17,8 @@ from attrs import define, field, frozen
 from statecore.seams import Disk, on_disk
 from statecore.wire import canonical, parse, structure, unstructure
 
-from ..records import Disposition, Receipt
-from ..trainer import Dispatch, Result
+from ..coordination.trainer import Dispatch, Result
+from ..records.records import Disposition, Receipt
 from .plan import Plan
 
 STATE_FILE: Final = "trainer.json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import trio
 
-from ..transaction import TransactionState
+from ..machines.transaction import TransactionState
 from .picture import Cell, Happened, Picture, Row, Tone
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import httpx
 import trio
 from attrs import define, field
 
-from ..launcher import Launcher, ProcessLauncher, ServerSpec
+from ..serving.launcher import Launcher, ProcessLauncher, ServerSpec
 from ..settings import Seams
 from .servers import MODULES, factory
 

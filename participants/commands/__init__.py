@@ -1,0 +1,1 @@
+"""The `statecore` commands of this package."""

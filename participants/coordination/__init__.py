@@ -1,0 +1,1 @@
+"""The coordinator: deployment, dispatch, the checkpoint transaction, restore and classification."""

@@ -1,0 +1,282 @@
+"""The coordinator: one life that recovers, runs rollouts and takes checkpoints. trio.
+
+Rules (docs/reference/protocol.md sections 6, 7 and 11): each start of a deployment claims an epoch of its own (I96); a
+checkpoint that fails is a value and the run goes on (S3), several in a row are reported loudly; an abandoned
+coordinator (cancelled) sends nothing, its servers reopen by their leases (I21); one that was overtaken stops (I98).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import trio
+from attrs import evolve
+
+from statecore.journal import Journal
+
+from ..files.checkpoint import Checkpoint
+from ..files.store import Store
+from ..net.client import MAX_IN_FLIGHT, make_client
+from ..records.records import Disposition
+from ..serving.launcher import Launcher
+from ..settings import Seams, Settings, SettingsError
+from .deployment import discover, resume_all
+from .dispatch import Dispatcher
+from .ledger import recovered
+from .life import CoordinatorSettings, Life, log
+from .outcomes import Aborted, Batch, BatchReport, CoordinatorError, Overtaken, Published, Recovered
+from .recovery import CheckpointRejected, Found, RestorePlan, Verdict, plan_restore
+from .restoring import claim_and_choose, recorded_servers, restore
+from .trainer import Dispatch, Trainer
+from .transaction_shell import CheckpointRun, Open
+
+__all__ = [
+    "Aborted",
+    "Batch",
+    "BatchReport",
+    "Coordinator",
+    "CoordinatorError",
+    "CoordinatorSettings",
+    "Overtaken",
+    "Published",
+    "Recovered",
+]
+
+
+class Coordinator:
+    """Used as ``async with Coordinator(root, launcher, trainer) as job``: first `recover`, then the rest.
+
+    `root` is a directory that all servers see. `token` is the control token (default: as the servers find theirs).
+    `transport` makes an HTTP transport; it is called twice, since control traffic never shares connections with data.
+    Leaving the block stops the launcher's servers; leaving it cancelled sends and stops nothing.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        launcher: Launcher,
+        trainer: Trainer,
+        *,
+        token: str | None = None,
+        settings: CoordinatorSettings | None = None,
+        seams: Seams | None = None,
+        transport: Callable[[], httpx.AsyncBaseTransport] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.settings = settings or CoordinatorSettings()
+        self.seams = seams or Seams()
+        self.root = self.seams.disk.resolve(root)  # servers get paths below it: absolute, and no link on the way
+        self._launcher = launcher
+        self._trainer = trainer
+        self._token = token or Settings.from_env().control_auth_token
+        if not self._token:
+            raise SettingsError(
+                "a coordinator needs the control token: give token=, or set NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"
+            )
+        self._make_transport = transport
+        self._journal = journal
+        self._clients = AsyncExitStack()
+        self._life: Life | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._run: CheckpointRun | None = None
+        self._unfinished: list[Open] = []
+        self._failures = 0
+        self._started = False
+
+    # --- its life
+
+    async def __aenter__(self) -> Coordinator:
+        self._data = await self._clients.enter_async_context(self._client(self.settings.max_running + 1))
+        self._control = await self._clients.enter_async_context(self._client(MAX_IN_FLIGHT))
+        return self
+
+    def _client(self, limit: int) -> httpx.AsyncClient:
+        return make_client(self._make_transport() if self._make_transport else None, max_in_flight=limit)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with trio.move_on_after(self.settings.stop_timeout_s, shield=True) as scope:
+            if self._started and not is_abandoned(error):
+                await self._launcher.stop()
+            await self._clients.aclose()
+        if scope.cancelled_caught:
+            log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
+
+    async def recover(self) -> Recovered:
+        """This life stands where the newest checkpoint of its chain stood, or at a fresh start; the servers are open.
+
+        Claims an epoch, chooses and records its base, starts the servers with it, loads the framework's half, restores,
+        delivers again what the trainer lacks. Once per coordinator. Raises CheckpointRejected, DiscoveryFailed,
+        StoreError, CoordinatorError, and what the launcher and the trainer raise: then nothing runs.
+        """
+        if self._started:
+            raise RuntimeError("recover() is called once; another life is another Coordinator")
+        self._started = True
+        store = Store(self.root, self.seams.disk, self.seams.entropy, self.seams.clock)
+        begun = await claim_and_choose(store, self.seams)
+        assert self._token is not None
+        urls = await self._launcher.start(begun.epoch)
+        life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
+        life.deployment = await discover(
+            urls,
+            token=self._token,
+            epoch=begun.epoch,
+            client=self._control,
+            seams=self.seams,
+            retries=self.settings.control_retries,
+            timeout_s=self.settings.discover_timeout_s,
+            max_clock_skew_s=self.settings.max_clock_skew_s,
+        )
+        plan = await self._plan(life, begun.checkpoint)
+        dispatcher = Dispatcher(life)
+        verdicts, failed = await self._restore(life, begun.checkpoint, plan)
+        await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
+        self._life, self._dispatcher = life, dispatcher
+        self._tell(verdicts, begun.overtaken)
+        return Recovered(
+            checkpoint_id=None if begun.checkpoint is None else begun.checkpoint.manifest.checkpoint_id,
+            epoch=begun.epoch,
+            verdicts=verdicts,
+            restore_failed=failed,
+            overtaken=begun.overtaken,
+            runnable_=self.runnable,
+        )
+
+    async def _plan(self, life: Life, checkpoint: Checkpoint | None) -> RestorePlan:
+        """What becomes of each rollout, with the trainer's half loaded. Read in one piece: nothing else runs yet."""
+        if checkpoint is None:
+            consumed = frozenset(await self._trainer.consumed())
+            if consumed:
+                raise CheckpointRejected(
+                    [f"a fresh start, and the trainer has consumed {len(consumed)} results already"]
+                )
+            return RestorePlan()
+        gone = sorted({row.target for row in checkpoint.registry} - set(life.deployment.urls))
+        if gone:
+            raise CheckpointRejected([f"rollouts of it go to {', '.join(gone)}, which the launcher did not start"])
+        await self._trainer.load(checkpoint.framework)
+        return plan_restore(
+            Found(
+                registry=checkpoint.registry,
+                ledger=checkpoint.ledger,
+                parts=checkpoint.parts,
+                consumed=frozenset(await self._trainer.consumed()),
+                recorded=recorded_servers(checkpoint),
+                present=life.deployment.servers,
+            )
+        )
+
+    async def _restore(
+        self, life: Life, checkpoint: Checkpoint | None, plan: RestorePlan
+    ) -> tuple[tuple[Verdict, ...], str]:
+        registry, ledger = (checkpoint.registry, checkpoint.ledger) if checkpoint is not None else ((), ())
+        life.note(recovered(registry, ledger, plan.verdicts))  # what is saved is known before anything is acknowledged
+        failed = await restore(life, checkpoint, plan)
+        verdicts = tuple(each.restarted(failed) for each in plan.verdicts) if failed else plan.verdicts
+        if failed:
+            life.note(recovered(registry, ledger, verdicts))
+        return verdicts, failed
+
+    def _tell(self, verdicts: Iterable[Verdict], overtaken: Iterable[str]) -> None:
+        for verdict in verdicts:
+            if verdict.disposition is Disposition.FRESH:
+                log.info("%s starts over: %s", verdict.rollout_id, verdict.reason)
+        for checkpoint_id in overtaken:
+            log.warning("%s was published by a coordinator that was overtaken; it is ignored", checkpoint_id)
+
+    # --- rollouts
+
+    def runnable(self, new_dispatches: Iterable[Dispatch] = ()) -> Batch:
+        """What waits to be run: new dispatches that are not known, and recovered rollouts not handed out yet (I12).
+
+        All of them are registered when this returns. ValueError for a target that is no server; KnownRollout for an id
+        that was used for another task.
+        """
+        return self._living()[1].runnable(new_dispatches)
+
+    async def run_batch(self, batch: Batch | Iterable[Dispatch]) -> BatchReport:
+        """Every rollout of the batch has ended: its result went to `Trainer.accept`, once, or the report says why not.
+
+        Dispatches that are given directly are registered first, before anything is awaited (S40). A `Batch` whose run
+        was cancelled may be run again: it goes on where its executions stand.
+        """
+        dispatcher = self._living()[1]
+        return await dispatcher.run(batch if isinstance(batch, Batch) else dispatcher.runnable(batch))
+
+    # --- checkpoints
+
+    async def checkpoint(self, timeout_s: float = 60.0) -> Published | Aborted:
+        """A checkpoint is in force, or why not; never raises for what servers do.
+
+        `timeout_s` bounds everything before publication. Overtaken when another coordinator has claimed the root.
+        """
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(f"timeout_s must be a number of seconds greater than 0, not {timeout_s}")
+        life, _ = self._living()
+        if self._run is not None:
+            raise RuntimeError(f"{self._run.checkpoint_id} is under way: one checkpoint at a time")
+        self._run = run = CheckpointRun(life, life.next_checkpoint_id(), timeout_s)
+        try:
+            await self._end_unfinished(life)
+            outcome = await run.run()
+        except Overtaken as overtaken:
+            life.stop(overtaken)
+            log.error("%s", overtaken)
+            raise
+        except BaseException:  # cancelled, or a bug: nothing is sent, and what is ours goes on
+            if run.open.contacted:
+                self._unfinished.append(run.open)
+            life.note(life.ledger.released())
+            life.door.open()
+            raise
+        finally:
+            self._run = None
+        if outcome.unresumed and not self._unfinished:
+            self._unfinished.append(run.open)
+        return self._counted(outcome)
+
+    async def _end_unfinished(self, life: Life) -> None:
+        """A checkpoint that was cancelled half-way, or that a server did not hear the end of, is over on every server
+        that can be reached: until its lease ends, a server refuses every other checkpoint.
+        """
+        for unfinished in tuple(self._unfinished):
+            deadline_ts = self.seams.clock.time() + self.settings.resume_timeout_s
+            problems = await resume_all(unfinished.contacted, unfinished.checkpoint_id, deadline_ts)
+            for problem in problems:
+                log.warning("%s: not resumed: %s", unfinished.checkpoint_id, problem)
+            if not problems:
+                self._unfinished.remove(unfinished)
+
+    def _counted(self, outcome: Published | Aborted) -> Published | Aborted:
+        if isinstance(outcome, Published):
+            self._failures = 0
+            log.info("%s", outcome.story())
+            return outcome
+        self._failures += 1
+        outcome = evolve(outcome, in_a_row=self._failures)
+        if outcome.broken:
+            log.error("an invariant does not hold: %s", outcome.story())
+        elif self._failures >= self.settings.loud_after:
+            log.error("%d checkpoints in a row have failed: %s", self._failures, outcome.story())
+        else:
+            log.warning("%s", outcome.story())
+        return outcome
+
+    def _living(self) -> tuple[Life, Dispatcher]:
+        if self._life is None or self._dispatcher is None:
+            raise RuntimeError("call recover() first")
+        self._life.check_running()
+        return self._life, self._dispatcher
+
+
+def is_abandoned(error: BaseException | None) -> bool:
+    """Whether a block was left because it was cancelled, and for nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_abandoned(each) for each in error.exceptions)
+    return isinstance(error, trio.Cancelled)

@@ -1,0 +1,328 @@
+"""Rollouts go out by `POST /run`, and each result comes back once.
+
+Rules (docs/reference/protocol.md sections 6, 7 and 9): `admission_closed` never started and is sent again, under the
+same attempt, after our own resume or a bounded wait (I3); a lost connection is asked again under the same attempt, and
+the server joins it to the one execution (I10, S33); no answer that is not a result ever becomes one (I97, S65); one
+rollout's failure is its own (S42). A result is in the ledger before the framework sees it (I84).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum, auto
+from typing import Final
+
+import httpx
+import trio
+from attrs import evolve, frozen
+
+from statecore.errors import WireError, WireErrors
+from statecore.wire import canonical, digest, exact, parse
+
+from ..identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, EpisodeId
+from ..machines.handoff import AcceptResult
+from ..net.replies import Verdict, read_reply
+from ..records.records import Json, Receipt
+from .ledger import Rollout
+from .life import Life, log
+from .outcomes import Batch, BatchReport
+from .trainer import Dispatch, Result, SavesResults
+
+NOT_STARTED: Final = frozenset({"admission_closed", "results_full", "too_many_held"})
+"""Codes that say: nothing has begun, send it again later."""
+
+
+class Came(StrEnum):
+    """What one sending of `/run` brought."""
+
+    RESULT = auto()
+    TURNED_AWAY = auto()
+    NO_ANSWER = auto()
+    NO_RESULT = auto()
+
+
+@frozen(kw_only=True)
+class Answer:
+    """One sending's outcome; `body` and `receipt` of a result, `why` of everything else."""
+
+    came: Came
+    why: str = ""
+    body: Json = None
+    receipt: Receipt | None = None
+
+
+def read_run_reply(
+    episode: EpisodeId, status: int, headers: httpx.Headers, content: bytes, own_receipt: Receipt
+) -> Answer:
+    """What a reply to `/run` means. Pure; never raises for what a server may send.
+
+    `own_receipt` is used, with the digest of the body, for a server that issues none.
+    """
+    if not 200 <= status < 300:
+        said = read_reply(status, headers, content)
+        why = f"HTTP {status} {said.code}: {said.detail}"
+        if said.code in NOT_STARTED and status in (409, 503):
+            return Answer(came=Came.TURNED_AWAY, why=why)
+        lost = said.code == "participant_lost"
+        if said.verdict is Verdict.TRY_AGAIN and not lost:
+            return Answer(came=Came.NO_ANSWER, why=why)
+        return Answer(came=Came.NO_RESULT, why=why)
+    try:
+        body = parse(content)
+        exact({"body": body})  # as the ledger's row holds it
+        sha256 = digest(body)
+        header = headers.get(RECEIPT_HEADER)
+        receipt = evolve(own_receipt, result_sha256=sha256) if header is None else Receipt.from_header(header)
+    except (WireError, WireErrors) as error:
+        return Answer(came=Came.NO_RESULT, why=f"the result cannot be read: {error}")
+    if body is None:
+        return Answer(came=Came.NO_RESULT, why="the result is null")
+    if receipt.episode != episode or receipt.epoch not in (None, own_receipt.epoch):
+        return Answer(came=Came.NO_RESULT, why=f"the receipt is for {receipt.episode.key} of epoch {receipt.epoch}")
+    if receipt.result_sha256 != sha256:
+        return Answer(came=Came.NO_RESULT, why="the result does not match its receipt")
+    return Answer(came=Came.RESULT, body=body, receipt=receipt)
+
+
+class Dispatcher:
+    """Runs the rollouts of one life."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._places = trio.CapacityLimiter(life.settings.max_running)
+        self._handed_out: set[EpisodeId] = set()
+        self._running: set[EpisodeId] = set()
+        self._given_up: set[EpisodeId] = set()
+        self._acknowledging: set[str] = set()
+
+    # --- registering: synchronous, so that no checkpoint falls in between (S40)
+
+    def runnable(self, new_dispatches: Iterable[Dispatch]) -> Batch:
+        """Everything that waits to be run, recovered or new; all of it registered, nothing handed out twice."""
+        new_dispatches = tuple(new_dispatches)
+        for dispatch in new_dispatches:
+            if dispatch.target not in self._life.deployment.urls:
+                known = ", ".join(sorted(self._life.deployment.urls))
+                raise ValueError(f"{dispatch.rollout_id} goes to {dispatch.target!r}, which is none of {known}")
+        ledger, _ = self._life.ledger.registered(new_dispatches)
+        waiting = tuple(
+            each.episode
+            for each in ledger.rollouts.values()
+            if not (each.has_result or each.sent or each.episode in self._handed_out)
+        )
+        self._life.note(ledger)
+        self._handed_out |= set(waiting)
+        return Batch(waiting)
+
+    # --- running
+
+    async def run(self, batch: Batch) -> BatchReport:
+        """Every execution of `batch` has ended, with its result delivered or a reason why there is none.
+
+        ValueError for a batch that runs already, has run, or was never made here; one whose run was cancelled may be
+        run again. What the framework's `accept` raises comes out when all others have ended.
+        """
+        for episode in batch.episodes:
+            if episode not in self._handed_out or episode in self._running:
+                raise ValueError(f"{episode.key} is in a batch that was not made here or runs already")
+        self._running |= set(batch.episodes)
+        lost: dict[str, str] = {}
+        errors: list[Exception] = []
+        ended = False
+        try:
+            async with trio.open_nursery() as nursery:
+                for episode in batch.episodes:
+                    run = self._go_on if episode in self._given_up else self._run_one
+                    nursery.start_soon(run, episode, lost, errors)
+            ended = True
+        finally:
+            if not ended:  # by its caller: the batch may be run again, and joins its executions
+                self._running -= set(batch.episodes)
+                self._given_up |= set(batch.episodes)
+        if errors:
+            raise ExceptionGroup("the framework refused results", errors)
+        return BatchReport(delivered=len(batch) - len(lost), lost=lost)
+
+    async def _run_one(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
+        answer = await self._until_final(episode)
+        if answer.came is not Came.RESULT or answer.receipt is None:
+            log.warning("%s has no result: %s", episode.key, answer.why)
+            lost[episode.rollout_id] = answer.why
+            self._life.note(self._life.ledger.lost(episode.rollout_id, answer.why))
+            return
+        try:
+            await self._deliver(answer.receipt, answer.body)
+        except Exception as error:  # the framework's own; its neighbours go on (S42)
+            errors.append(error)
+
+    async def _go_on(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
+        """As `_run_one`, for an execution whose run was given up: at any moment of it."""
+        known = self._life.ledger[episode.rollout_id]
+        if known.ended:
+            lost[episode.rollout_id] = known.ended
+        elif known.has_result:
+            try:
+                await self._hand_over_once(known)
+            except Exception as error:  # as above
+                errors.append(error)
+        else:
+            await self._run_one(episode, lost, errors)
+
+    async def _until_final(self, episode: EpisodeId) -> Answer:
+        """The answer to an execution, however often it has to be sent."""
+        patience = _Patience(self._life)
+        async with self._places:
+            while True:
+                await self._life.door.wait()
+                self._life.check_running()
+                if not self._life.door.is_open:
+                    continue
+                self._life.note(self._life.ledger.dispatched([episode.rollout_id]))
+                answer = await self._ask(self._life.ledger[episode.rollout_id], patience)
+                if answer.came is not Came.TURNED_AWAY:
+                    return answer
+                self._life.note(self._life.ledger.turned_away(episode.rollout_id))
+                if not await patience.wait_for_opening():
+                    return evolve(answer, came=Came.NO_RESULT, why=f"turned away until now: {answer.why}")
+
+    async def _ask(self, rollout: Rollout, patience: _Patience) -> Answer:
+        """The answer to an execution that was not turned away; connections that break are asked again (S33)."""
+        while True:
+            answer = await self._send(rollout)
+            if answer.came is not Came.NO_ANSWER:
+                return answer
+            if not await patience.wait():
+                return evolve(answer, came=Came.NO_RESULT, why=f"participant lost: {answer.why}")
+
+    async def _send(self, rollout: Rollout) -> Answer:
+        life, episode = self._life, rollout.episode
+        body = {
+            "episode_id": {"rollout_id": episode.rollout_id, "attempt": episode.attempt},
+            "task": rollout.dispatch.task,
+        }
+        url = f"{life.deployment.urls[rollout.dispatch.target].rstrip('/')}/run"
+        headers = {"content-type": "application/json", EPOCH_HEADER: str(life.epoch)}
+        try:
+            async with life.data_client.stream("POST", url, headers=headers, content=canonical(body)) as reply:
+                content = await _read(reply, life.settings.max_result_bytes)
+        except httpx.TransportError as error:
+            return Answer(came=Came.NO_ANSWER, why=f"{type(error).__name__}: {error}")
+        except httpx.DecodingError as error:
+            return Answer(came=Came.NO_RESULT, why=f"the result cannot be decoded: {error}")
+        if content is None:
+            return Answer(came=Came.NO_RESULT, why=f"a result of more than {life.settings.max_result_bytes} bytes")
+        if problem := self._other_process(rollout.dispatch.target, reply.headers):
+            return Answer(came=Came.NO_RESULT, why=problem)
+        own = Receipt(
+            rollout_id=episode.rollout_id,
+            attempt=episode.attempt,
+            epoch=life.epoch,
+            result_identity=life.seams.entropy.token_hex(16),
+            result_sha256="0" * 64,
+        )
+        return read_run_reply(episode, reply.status_code, reply.headers, content, own)
+
+    def _other_process(self, target: str, headers: httpx.Headers) -> str:
+        """Why this reply is not of the process that the execution was given to, or "" (I97)."""
+        shown = headers.get(INCARNATION_HEADER)
+        for member in self._life.deployment.members:
+            if member.name == target and shown is not None and member.incarnation not in ("", shown):
+                return f"participant lost: {target} is another process now ({shown}, not {member.incarnation})"
+        return ""
+
+    # --- results
+
+    async def _deliver(self, receipt: Receipt, body: Json) -> None:
+        """The result is in the ledger, and with the framework if it is the rollout's first (I68)."""
+        life = self._life
+        ledger, effects = life.ledger.received(receipt, body)
+        life.note(ledger)
+        for effect in effects:
+            if isinstance(effect, AcceptResult):
+                await self._hand_over(ledger[receipt.rollout_id])
+
+    async def _hand_over(self, rollout: Rollout, *, redelivered: bool = False) -> None:
+        life, result = self._life, rollout.result
+        assert result is not None
+        if isinstance(life.trainer, SavesResults):
+            result = await self._save_result(life.trainer, result)
+        async with life.hooks:
+            await life.trainer.accept(evolve(result, redelivered=redelivered))
+
+    async def _hand_over_once(self, rollout: Rollout) -> None:
+        """The result is with the framework, which may have taken it already: its consumed set tells (I88)."""
+        async with self._life.hooks:
+            consumed = await self._life.trainer.consumed()
+        if rollout.dispatch.rollout_id not in consumed:
+            await self._hand_over(rollout)
+
+    async def _save_result(self, trainer: SavesResults, result: Result) -> Result:
+        """The result that stands; saved, and acknowledged at once, if the framework could keep it (section 9)."""
+        life = self._life
+        try:
+            standing = await trainer.save_result(result)
+            if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
+                raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
+        except Exception:
+            log.exception("save_result failed for %s; its server keeps it until the next checkpoint", result.rollout_id)
+            return result
+        life.note(life.ledger.standing(standing))
+        await self._acknowledge(life.ledger[result.rollout_id].dispatch.target)
+        return standing
+
+    async def _acknowledge(self, target: str) -> None:
+        """What `target` retains and is saved is released; of several at once only one asks."""
+        if target in self._acknowledging:
+            return
+        self._acknowledging.add(target)
+        try:
+            members = tuple(each for each in self._life.deployment.members if each.name == target)
+            for problem in await self._life.acknowledge(members):
+                log.warning("not acknowledged yet: %s", problem)
+        finally:
+            self._acknowledging.discard(target)
+
+    async def redeliver(self, rollout_ids: Iterable[str]) -> None:
+        """Results that a checkpoint's ledger holds and the trainer's state lacks are with the framework again (I87)."""
+        for rollout_id in rollout_ids:
+            await self._hand_over(self._life.ledger[rollout_id], redelivered=True)
+
+
+class _Patience:
+    """How long one execution is sent again without getting anywhere. Time in our own checkpoints does not count."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._delay_s = life.settings.run_first_delay_s
+        self._left_s = life.settings.run_patience_s
+
+    async def wait(self) -> bool:
+        """After a growing delay true; false when patience is used up."""
+        if self._left_s <= 0:
+            return False
+        delay_s = self._delay_s * (1 - self._life.seams.entropy.random() / 2)
+        self._delay_s = min(2 * self._delay_s, self._life.settings.run_max_delay_s)
+        await trio.sleep(delay_s)
+        self._left_s -= delay_s
+        return True
+
+    async def wait_for_opening(self) -> bool:
+        """After our own resume if a checkpoint of ours is open, else as `wait`."""
+        if not self._life.door.is_open:
+            await self._life.door.wait()
+            self._delay_s = self._life.settings.run_first_delay_s
+            return True
+        return await self.wait()
+
+
+async def _read(reply: httpx.Response, limit: int) -> bytes | None:
+    """The body, None when it is longer than `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    with trio.CancelScope() as reading:  # cancelled and not left: no async generator stays behind half-read
+        async for part in reply.aiter_bytes():
+            size += len(part)
+            if size > limit:
+                reading.cancel()
+            parts.append(part)
+    return b"".join(parts) if size <= limit else None

@@ -1,0 +1,300 @@
+"""What the coordinator knows of every rollout: the one ledger of results and the registry of executions. A pure value.
+
+Rules (docs/reference/protocol.md sections 6, 9 and 13): a dispatch record is here before its first request leaves
+(S37); a known rollout id is refused or left out, never run again (I12); the first result of a rollout stands (I68);
+*saved* means that a durable copy exists outside the server (I67), and its body is kept until a durable checkpoint of
+the trainer contains it (I87). A `Ledger` never changes, so reading it in one piece is taking a reference (S53).
+
+Every change goes through the tables `ATTEMPT` and `LEDGER_ENTRY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+from attrs import evolve, field, frozen
+
+from statecore import Snapshot
+from statecore.errors import StatecoreError
+from statecore.wire import exact
+
+from ..identity import EpisodeId
+from ..machines.attempt import (
+    ATTEMPT,
+    AttemptState,
+    Completed,
+    Dispatched,
+    Parked,
+    PartWritten,
+    Released,
+    Restored,
+    TurnedAway,
+)
+from ..machines.handoff import LEDGER_ENTRY, Entry, Received, Saved
+from ..records._fields import copied
+from ..records.records import Disposition, Json, LedgerRow, LedgerStatus, Receipt, RegistryRow, task_digest
+from .recovery import Verdict
+from .shared_map import SharedMap
+from .trainer import Dispatch, Result
+
+Effects = tuple[Any, ...]
+_STANDING: Final = frozenset({AttemptState.PARKED, AttemptState.COMMITTED})
+
+
+class KnownRollout(StatecoreError):
+    """A rollout id was handed out twice for two tasks, or twice in one batch (I12); nothing was registered."""
+
+    def __init__(self, rollout_id: str, problem: str) -> None:
+        super().__init__(rollout_id, problem)
+        self.rollout_id = rollout_id
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"rollout {self.rollout_id!r} {self.problem}"
+
+
+@frozen(kw_only=True)
+class Rollout:
+    """One rollout: its dispatch record, its newest attempt, and its result once there is one.
+
+    `sent`: its `/run` is out and was not turned away. `restored`: this attempt continues a checkpoint's record.
+    `ended`: why its `/run` ended without a result in this life, or "".
+    """
+
+    dispatch: Dispatch
+    digest: str
+    attempt: int = 0
+    execution: Snapshot[AttemptState, bool] = field(factory=ATTEMPT.start)
+    entry: Snapshot[Entry, str] = field(factory=LEDGER_ENTRY.start)
+    receipt: Receipt | None = None
+    body: Json = None
+    sent: bool = False
+    restored: bool = False
+    ended: str = ""
+
+    @property
+    def episode(self) -> EpisodeId:
+        """Its newest execution."""
+        return EpisodeId(self.dispatch.rollout_id, self.attempt)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether its result has arrived, saved or not."""
+        return self.entry.state is not Entry.LIVE
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether servers may hold something of it that a checkpoint has to save."""
+        return (self.sent or self.restored) and not self.has_result
+
+    @property
+    def result(self) -> Result | None:
+        """Its result as the framework gets it: a copy, which may be changed. None while there is none."""
+        if self.receipt is None:
+            return None
+        body, dispatch = copied(self.body), _copied(self.dispatch)
+        return Result(self.receipt.rollout_id, self.receipt.attempt, body, self.receipt, dispatch)
+
+    def after(self, *events: object) -> Rollout:
+        """The rollout after these events of its attempt; Refused when one may not happen, and then nothing has."""
+        execution = self.execution
+        for event in events:
+            execution, _ = ATTEMPT.step(execution, event)
+        return evolve(self, execution=execution)
+
+
+def _copied(dispatch: Dispatch) -> Dispatch:
+    return evolve(dispatch, task=copied(dispatch.task), data_position=copied(dispatch.data_position))
+
+
+def _shared(rollouts: Mapping[str, Rollout]) -> SharedMap[Rollout]:
+    return rollouts if isinstance(rollouts, SharedMap) else SharedMap(rollouts)
+
+
+@frozen
+class Ledger:
+    """All rollouts that are known, by id, in the order they were registered."""
+
+    rollouts: SharedMap[Rollout] = field(factory=SharedMap, converter=_shared)
+
+    def __getitem__(self, rollout_id: str) -> Rollout:
+        return self.rollouts[rollout_id]
+
+    def __contains__(self, rollout_id: str) -> bool:
+        return rollout_id in self.rollouts
+
+    # --- dispatch
+
+    def registered(self, dispatches: Iterable[Dispatch]) -> tuple[Ledger, tuple[EpisodeId, ...]]:
+        """All of `dispatches` are known; returns the executions of those that were not known before.
+
+        A known id with the same task is left out: a cursor that rolled back hands it out again (S40). Raises
+        KnownRollout for a known id with another task, and for an id that comes twice; WireError for what is no JSON.
+        """
+        new: dict[str, Rollout] = {}
+        seen: set[str] = set()
+        for dispatch in dispatches:
+            rollout_id = dispatch.rollout_id
+            if rollout_id in seen:
+                raise KnownRollout(rollout_id, "comes twice in one batch")
+            seen.add(rollout_id)
+            exact(attrs.asdict(dispatch, recurse=False))  # as a row holds it, and a request
+            rollout = Rollout(dispatch=_copied(dispatch), digest=task_digest(dispatch.task))
+            known = self.rollouts.get(rollout_id)
+            if known is None:
+                new[rollout_id] = rollout
+            elif known.digest != rollout.digest:
+                raise KnownRollout(rollout_id, "is known with another task")
+        return Ledger(self.rollouts.changed(new)), tuple(rollout.episode for rollout in new.values())
+
+    def dispatched(self, rollout_ids: Iterable[str]) -> Ledger:
+        """The requests of these leave now."""
+        return self._with(rollout_ids, lambda each: evolve(each.after(Dispatched()), sent=True, ended=""))
+
+    def turned_away(self, rollout_id: str) -> Ledger:
+        """It was answered `admission_closed`: it never started and goes again under the same number (I3)."""
+        return self._with([rollout_id], lambda each: evolve(_released(each).after(TurnedAway()), sent=False))
+
+    def lost(self, rollout_id: str, reason: str) -> Ledger:
+        """Its `/run` ended without a result; that is never one (I97)."""
+        return self._with([rollout_id], lambda each: evolve(each, ended=reason))
+
+    # --- checkpoint
+
+    def candidates(self) -> tuple[Rollout, ...]:
+        """Every execution that was dispatched or restored and has no result (section 6.3)."""
+        return tuple(each for each in self.rollouts.values() if each.may_be_cut)
+
+    def parked(self, rollout_ids: Iterable[str]) -> Ledger:
+        """Those of these that run, or wait to be continued, stand at a boundary in a written part."""
+        return self._with([each for each in rollout_ids if self.rollouts[each].may_be_cut], _written)
+
+    def released(self) -> Ledger:
+        """Their servers are open again."""
+        standing = [name for name, each in self.rollouts.items() if each.execution.state in _STANDING]
+        return self._with(standing, _released)
+
+    def registry_rows(self, settled: Mapping[str, tuple[Disposition, str]]) -> tuple[RegistryRow, ...]:
+        """One row per rollout (section 6.6); `settled` has disposition and reason, who is missing there is *queued*."""
+        return tuple(
+            RegistryRow(
+                rollout_id=rollout_id,
+                attempt=each.attempt,
+                group=each.dispatch.group,
+                task=each.dispatch.task,
+                task_digest=each.digest,
+                data_position=each.dispatch.data_position,
+                target=each.dispatch.target,
+                disposition=disposition,
+                reason=reason,
+            )
+            for rollout_id, each in self.rollouts.items()
+            for disposition, reason in [settled.get(rollout_id, (Disposition.QUEUED, "never started"))]
+        )
+
+    def ledger_rows(self) -> tuple[LedgerRow, ...]:
+        """One row per rollout; a result that has arrived is *saved* by being written here."""
+        return tuple(
+            LedgerRow(rollout_id=rollout_id, attempt=each.attempt, status=LedgerStatus.LIVE)
+            if each.receipt is None
+            else LedgerRow(
+                rollout_id=rollout_id,
+                attempt=each.receipt.attempt,
+                status=LedgerStatus.SAVED,
+                receipt=each.receipt,
+                body=each.body,
+            )
+            for rollout_id, each in self.rollouts.items()
+        )
+
+    # --- results
+
+    def received(self, receipt: Receipt, body: Json) -> tuple[Ledger, Effects]:
+        """The result is in the ledger; `AcceptResult` is owed if it is the rollout's first (I68)."""
+        rollout = self.rollouts[receipt.rollout_id]
+        entry, effects = LEDGER_ENTRY.step(rollout.entry, Received(receipt.header))
+        if rollout.has_result:
+            return self._put(evolve(rollout, entry=entry)), effects
+        completed = _released(rollout).after(Completed())
+        return self._put(evolve(completed, entry=entry, receipt=receipt, body=body, ended="")), effects
+
+    def standing(self, result: Result) -> Ledger:
+        """The framework keeps `result` for its rollout, whichever attempt made it, and has made it durable."""
+        rollout = self.rollouts[result.rollout_id]
+        entry, _ = LEDGER_ENTRY.step(rollout.entry, Saved())
+        return self._put(evolve(rollout, entry=entry, receipt=result.receipt, body=copied(result.body)))
+
+    def saved(self, rollout_ids: Iterable[str]) -> Ledger:
+        """A durable copy of these results exists outside the server (I67)."""
+
+        def save(rollout: Rollout) -> Rollout:
+            entry, _ = LEDGER_ENTRY.step(rollout.entry, Saved())
+            return evolve(rollout, entry=entry)
+
+        return self._with(rollout_ids, save)
+
+    def contained(self, rollout_ids: Iterable[str]) -> Ledger:
+        """A durable trainer checkpoint contains these results: their bodies need not be kept here any longer (I87)."""
+        known = [each for each in rollout_ids if each in self.rollouts and self.rollouts[each].body is not None]
+        return self._with(known, lambda each: evolve(each, body=None))
+
+    def is_saved(self, rollout_id: str) -> bool:
+        """Whether a receipt of this rollout may be acknowledged, winner or not (S63)."""
+        rollout = self.rollouts.get(rollout_id)
+        return rollout is not None and rollout.entry.state is Entry.SAVED
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """The rollouts whose result has arrived."""
+        return frozenset(name for name, each in self.rollouts.items() if each.has_result)
+
+    @property
+    def given_away(self) -> frozenset[str]:
+        """The rollouts whose result only the trainer keeps, since a durable checkpoint of it contains them (I87)."""
+        return frozenset(name for name, each in self.rollouts.items() if each.has_result and each.body is None)
+
+    # --- inside
+
+    def _put(self, rollout: Rollout) -> Ledger:
+        return Ledger(self.rollouts.changed({rollout.dispatch.rollout_id: rollout}))
+
+    def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
+        return Ledger(self.rollouts.changed({each: change(self.rollouts[each]) for each in rollout_ids}))
+
+
+def _released(rollout: Rollout) -> Rollout:
+    """The rollout, running on: whoever hears of it knows that its server is open again (I65)."""
+    return rollout.after(Released()) if rollout.execution.state in _STANDING else rollout
+
+
+def _written(rollout: Rollout) -> Rollout:
+    """The rollout with its record in a written part; a continuation that is not claimed stays what it is (I62)."""
+    state = rollout.execution.state
+    if state is AttemptState.RESTORED or (state is AttemptState.QUEUED and rollout.restored):
+        return rollout.after(Restored(), PartWritten())
+    return rollout.after(Parked(), PartWritten())
+
+
+def recovered(registry: Iterable[RegistryRow], ledger: Iterable[LedgerRow], verdicts: Iterable[Verdict]) -> Ledger:
+    """The ledger after a restart: completed rollouts with their results, the others under their next attempt."""
+    results = {row.rollout_id: row for row in ledger if row.receipt is not None}
+    decided = {each.rollout_id: each for each in verdicts}
+    return Ledger({row.rollout_id: _recovered(row, decided[row.rollout_id], results) for row in registry})
+
+
+def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerRow]) -> Rollout:
+    dispatch = Dispatch(row.rollout_id, row.task, row.target, row.group, row.data_position)
+    rollout = Rollout(dispatch=dispatch, digest=row.task_digest, attempt=verdict.attempt)
+    if verdict.next_attempt is not None:
+        waiting = evolve(rollout, attempt=verdict.next_attempt)
+        if verdict.disposition is Disposition.CONTINUE:
+            return evolve(waiting.after(Restored()), restored=True)
+        return waiting
+    held = results[row.rollout_id]
+    assert held.receipt is not None
+    entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
+    entry, _ = LEDGER_ENTRY.step(entry, Saved())
+    completed = rollout.after(Dispatched(), Completed())
+    return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)

@@ -1,0 +1,171 @@
+"""What a coordinator answers: a checkpoint that fails is a value, not an exception. Values only.
+
+docs/reference/protocol.md section 6: a failed checkpoint aborts, the run goes on; the story is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from attrs import field, frozen
+
+from statecore.errors import StatecoreError
+
+from ..identity import EpisodeId
+from ..records.records import Disposition
+from .recovery import Verdict
+from .trainer import Dispatch
+
+BLOCKERS_TOLD = 5
+
+
+class CoordinatorError(StatecoreError):
+    """The coordinator cannot go on; the message says what was tried and what the mend is."""
+
+
+class Overtaken(CoordinatorError):
+    """Another coordinator has claimed the root: this one has stopped, and acknowledged and resumed nothing (I98)."""
+
+
+@frozen(kw_only=True)
+class Blocker:
+    """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say."""
+
+    server: str
+    rollout_id: str = ""
+    attempt: int = 0
+    reason: str = ""
+    waited_s: float | None = None
+
+    def __str__(self) -> str:
+        who = f"{self.rollout_id} attempt {self.attempt}" if self.rollout_id else "a call without a rollout"
+        waited = "" if self.waited_s is None else f" for {self.waited_s:.1f} s"
+        return f"{who} at {self.server}: {self.reason}{waited}"
+
+
+@frozen
+class Phase:
+    """How long one phase of a checkpoint took, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@frozen(kw_only=True)
+class Published:
+    """A checkpoint that is in force.
+
+    `counts` are rollouts by disposition; `weak` positions compared by revision only, `untracked` boundaries that name
+    no parts; `unresumed` are servers that could not be reached and reopen by their lease; `notes` what else is worth
+    saying.
+    """
+
+    checkpoint_id: str
+    counts: Mapping[Disposition, int]
+    phases: tuple[Phase, ...]
+    seconds: float
+    weak: int = 0
+    untracked: int = 0
+    unresumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def published(self) -> bool:
+        return True
+
+    def story(self) -> str:
+        """One line: ``ck-000001-000007: 12 continue, 4 completed, 0 fresh, 0.8 s``."""
+        shown = [Disposition.CONTINUE, Disposition.COMPLETED, Disposition.FRESH]
+        told = [f"{self.counts.get(each, 0)} {each}" for each in shown]
+        if queued := self.counts.get(Disposition.QUEUED, 0):
+            told.append(f"{queued} queued")
+        told.append(f"{self.seconds:.1f} s")
+        if self.unresumed:
+            told.append(f"not resumed: {', '.join(self.unresumed)}")
+        return f"{self.checkpoint_id}: {', '.join(told)}"
+
+
+@frozen(kw_only=True)
+class Aborted:
+    """A checkpoint that failed in `phase`; the one before it is in force and the run goes on.
+
+    `in_a_row` counts the failures since the last success, this one included; `broken`: an invariant did not hold, which
+    trying again does not mend.
+    """
+
+    checkpoint_id: str
+    reason: str
+    phase: str
+    blockers: tuple[Blocker, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    seconds: float = 0.0
+    in_a_row: int = 1
+    broken: bool = False
+    unresumed: tuple[str, ...] = ()
+
+    @property
+    def published(self) -> bool:
+        return False
+
+    def story(self) -> str:
+        """One line: ``ck-000001-000007: aborted while preparing: ..., 60.0 s``."""
+        told = "; ".join(map(str, self.blockers[:BLOCKERS_TOLD]))
+        more = len(self.blockers) - BLOCKERS_TOLD
+        blockers = f" ({told}{f'; and {more} more' if more > 0 else ''})" if told else ""
+        again = f", {self.in_a_row} in a row" if self.in_a_row > 1 else ""
+        return f"{self.checkpoint_id}: aborted while {self.phase}: {self.reason}{blockers}, {self.seconds:.1f} s{again}"
+
+
+@frozen
+class Batch:
+    """Executions that are registered and may run; each execution is in one batch only."""
+
+    episodes: tuple[EpisodeId, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+
+@frozen(kw_only=True)
+class BatchReport:
+    """What came of a batch: how many results were delivered, and why others have none (by rollout id; S42)."""
+
+    delivered: int
+    lost: Mapping[str, str] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class Recovered:
+    """Where a coordinator stands after `recover`.
+
+    `checkpoint_id` is the checkpoint that it went on from, None for a fresh start; `verdicts` say what became of each
+    rollout in it; `restore_failed` why all of them start fresh, or "".
+    """
+
+    checkpoint_id: str | None
+    epoch: int
+    verdicts: tuple[Verdict, ...] = ()
+    restore_failed: str = ""
+    overtaken: tuple[str, ...] = ()
+    runnable_: Callable[[Iterable[Dispatch]], Batch] = field(repr=False, eq=False)
+
+    def runnable(self, new_dispatches: Iterable[Dispatch] = ()) -> Batch:
+        """What runs now: recovered rollouts that are continued or fresh, and new ones that are not known (I12).
+
+        All of them are registered when this returns, so the next checkpoint has them whole; completed ones never come
+        back, and nothing is handed out twice.
+        """
+        return self.runnable_(new_dispatches)
+
+    def count(self, disposition: Disposition) -> int:
+        """How many rollouts have this verdict."""
+        return sum(each.disposition is disposition for each in self.verdicts)
+
+    def story(self) -> str:
+        """One line."""
+        if self.checkpoint_id is None:
+            return f"epoch {self.epoch}: a fresh start"
+        shown = [Disposition.CONTINUE, Disposition.COMPLETED, Disposition.FRESH]
+        told = ", ".join(f"{self.count(each)} {each}" for each in shown)
+        failed = f" (restore failed: {self.restore_failed})" if self.restore_failed else ""
+        return f"epoch {self.epoch} from {self.checkpoint_id}: {told}{failed}"

@@ -1,0 +1,290 @@
+"""The phases of one checkpoint up to its publication: what each asks of the servers, the framework and the disk.
+
+Rules (docs/reference/protocol.md sections 5, 6 and 8): one deadline bounds every wait; a server counts as contacted
+before the call leaves, since its reply may be lost; the ledger, the consumed set and the dispatch set are read in one
+piece, and the framework's state is not newer than they are (I84, S53); leases are renewed while it saves; each
+participant proves afterwards that it is still committed (S32). Whatever fails here is a StageFailed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import trio
+from attrs import define, field
+
+from statecore.errors import StatecoreError
+
+from ..files.draft import Committed, Draft
+from ..files.snapshots import read_part
+from ..files.store import Publication, StoreError
+from ..net.client import Reply
+from ..records.manifests import CheckpointId
+from .cut import Cut, read_blockers
+from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
+from .ledger import Ledger
+from .life import Life, log
+from .outcomes import Blocker, Phase
+from .recovery import Settled
+from .trainer import HasPolicyVersion
+
+COMMITTED: Final = "committed"
+PREPARED: Final = "prepared"
+PREPARING: Final = "preparing"
+STATELESS: Final = "stateless"
+STRANGERS_TOLD: Final = 5
+CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
+
+
+class StageFailed(Exception):
+    """Internal: this checkpoint cannot be published. `broken`: an invariant did not hold."""
+
+    def __init__(self, reason: str, blockers: tuple[Blocker, ...] = (), *, broken: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.blockers = blockers
+        self.broken = broken
+
+
+@define(eq=False)
+class Phases:
+    """One checkpoint under way. `deadline` is on trio's clock, `deadline_ts` the same moment as servers get it.
+
+    `reading` is the ledger that is published, `consumed` what the trainer's state contains with it, `policy_version`
+    which weights; `settled` says what becomes of each rollout.
+    """
+
+    life: Life
+    checkpoint_id: CheckpointId
+    timeout_s: float
+    deadline: float
+    deadline_ts: float
+    contacted: dict[str, Member] = field(factory=dict)
+    times: list[Phase] = field(factory=list)
+    cut: Cut = field(factory=Cut)
+    draft: Draft | None = None
+    commits: dict[str, Reply] = field(factory=dict)
+    reading: Ledger = field(factory=Ledger)
+    settled: dict[str, Settled] = field(factory=dict)
+    consumed: frozenset[str] = frozenset()
+    policy_version: tuple[int, int] | None = None
+
+    def timed(self, name: str, began: float) -> None:
+        """This phase ended now."""
+        self.times.append(Phase(name, trio.current_time() - began))
+
+    async def _ask(self, members: Iterable[Member], verb: str, body: Mapping[str, Any], **how: Any) -> dict[str, Reply]:
+        """The replies of all; StageFailed says who gave none."""
+        members = tuple(members)
+        self.contacted |= {member.name: member for member in members}
+        body = {"checkpoint_id": str(self.checkpoint_id), **body}
+        try:
+            grace_s = self.life.settings.control_retries.grace_s + CLOCK_SET_S
+            with trio.move_on_at(self.deadline + grace_s):  # `deadline_ts` moves when somebody sets the wall clock
+                return await call_all(members, verb, body, self.deadline_ts, **how)
+            raise StageFailed(f"{verb}: not all servers answered within {self.timeout_s:g} s")
+        except Failure as failure:
+            raise StageFailed(str(failure)) from failure
+        except BadReply as bad:
+            raise StageFailed(str(bad), broken=True) from bad
+
+    # --- prepare and commit
+
+    async def prepare(self) -> None:
+        """Every participant is closed and quiet, stage by stage."""
+        for role in PREPARE_ORDER:
+            stage = self.life.deployment.of(role)
+            if not stage:
+                continue
+            began = trio.current_time()
+            replies = await self._ask(stage, "prepare", {}, fail_fast=True, until_prepared=True)
+            self.timed(f"prepare {role}", began)
+            blockers: list[Blocker] = []
+            for member in stage:
+                reply = replies[member.name]
+                if reply.get("phase") == PREPARING:
+                    blockers += read_blockers(member.name, _report(reply))
+                elif reply.get("phase") != PREPARED:  # S7: the checkpoint ended there while it waited
+                    raise StageFailed(f"{member.name}: its prepare ended in phase {reply.get('phase')!r}")
+                self.cut.note_report(member.name, _report(reply))
+            if blockers:
+                raise StageFailed(f"{role} servers were not ready in time", tuple(blockers))
+
+    async def commit(self) -> None:
+        """Every participant has written its part of the scope."""
+        scope = self.cut.choose_scope(self.life.ledger)
+        try:
+            self.draft = await self.life.disk(partial(self.life.store.begin, self.checkpoint_id))
+        except StoreError as error:
+            raise StageFailed(f"the checkpoint's directory cannot be made: {error}") from error
+        body = {
+            "checkpoint_dir": str(self.draft.directory),
+            "episode_ids": [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in scope],
+        }
+        members = self.life.deployment.members
+        self.commits = await self._ask(members, "commit", body, check=self._check_commit)
+
+    def _check_commit(self, member: Member, reply: Reply) -> None:
+        manifest, keys = reply.get("manifest"), reply.get("episode_ids")
+        if reply.get("phase") != COMMITTED or not isinstance(manifest, dict) or not isinstance(keys, list):
+            raise BadReply(f"{member.name}: a commit reply without phase, manifest or episode_ids")
+        said = (manifest.get("kind"), manifest.get("instance"), manifest.get("checkpoint_id"))
+        if said != (member.kind, member.instance, str(self.checkpoint_id)):
+            raise BadReply(f"{member.name}: its manifest is of {said}")
+        if len(set(map(str, keys))) != len(keys):
+            raise BadReply(f"{member.name}: its commit reply names an episode twice")
+
+    # --- settle
+
+    async def settle(self) -> None:
+        """It is known which parts agree; results that were on their way have arrived, or will be *fresh*."""
+        await self.life.disk(self._read_parts)
+        now = trio.current_time()
+        with trio.move_on_at(now + (self.deadline - now) * self.life.settings.settle_share):
+            for rollout_id in [each.episode.rollout_id for each in self.life.ledger.candidates()]:
+                while self.cut.is_on_its_way(self.life.ledger[rollout_id]):  # once it is not, it never is again
+                    await self.life.change()
+        stateless = {member.instance for member in self.life.deployment.members if member.mode == STATELESS}
+        standing = await self.life.disk(partial(self.cut.note_agreements, self.life.ledger, stateless))
+        self.life.note(self.life.ledger.parked(standing))
+
+    def _read_parts(self) -> None:
+        """Synchronous, maybe in a thread: every part as its server wrote it, seen from here."""
+        assert self.draft is not None
+        parts = []
+        for member in self.life.deployment.members:
+            try:
+                parts.append(
+                    read_part(
+                        self.life.seams.disk, self.draft.directory,
+                        kind=member.kind, instance=member.instance, scope=self.cut.scope, foreign=True,
+                    )
+                )  # fmt: skip
+            except StatecoreError as error:
+                raise StageFailed(f"{member.name}: its part cannot be read here: {error}") from error
+        self.cut.note_parts(parts)
+
+    # --- the framework's half
+
+    async def save(self) -> None:
+        """The framework's half is captured, bound to one reading; results that come meanwhile reach it afterwards."""
+        with trio.move_on_at(self.deadline):
+            async with self.life.hooks:
+                await self._save()
+                return
+        raise StageFailed(f"the framework's half was not saved within {self.timeout_s:g} s")
+
+    async def _save(self) -> None:
+        assert self.draft is not None
+        draft = self.draft
+        self.reading = self.life.ledger
+        self.consumed = frozenset(await self._hook("consumed", self.life.trainer.consumed))
+        strangers = sorted(self.consumed - self.reading.finished)
+        if strangers:
+            told = ", ".join(strangers[:STRANGERS_TOLD])
+            raise StageFailed(f"the trainer has consumed {told}, of which no result came", broken=True)
+        forgotten = sorted(self.reading.given_away - self.consumed)
+        if forgotten:
+            told = ", ".join(forgotten[:STRANGERS_TOLD])
+            raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
+        self.policy_version = await self._hook("policy_version", self._read_policy_version)
+        self.settled = self.cut.dispositions(self.reading)
+        dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
+        directory = await self.life.disk(lambda: draft.framework_dir)
+        failed: list[StageFailed] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_leases, nursery.cancel_scope, failed)
+            try:
+                await self._hook("save", partial(self.life.trainer.save, directory, dispositions))
+            except StageFailed as failure:
+                failed.append(failure)
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+
+    async def _read_policy_version(self) -> tuple[int, int] | None:
+        trainer = self.life.trainer
+        return trainer.policy_version if isinstance(trainer, HasPolicyVersion) else None
+
+    async def _hook(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except Exception as error:
+            log.exception("%s: the framework's %s failed", self.checkpoint_id, name)
+            raise StageFailed(f"the framework's {name} failed: {type(error).__name__}: {error}") from error
+
+    async def _keep_leases(self, saving: trio.CancelScope, failed: list[StageFailed]) -> None:
+        """While the framework saves, every participant is asked to stay; one that does not ends the save early."""
+        while True:
+            await trio.sleep(self.life.settings.renew_every_s)
+            try:
+                await self.renew()
+            except StageFailed as failure:
+                failed.append(failure)
+                saving.cancel()
+                return
+
+    async def renew(self) -> None:
+        """Every participant answered that its lease of this checkpoint goes on."""
+        replies = await self._ask(self.life.deployment.members, "renew", {})
+        now = self.life.seams.clock.time()
+        for name, reply in replies.items():
+            expires = reply.get("lease_expires_at")
+            if isinstance(expires, (int, float)) and expires <= now:
+                raise StageFailed(f"{name}: its lease has expired")
+
+    # --- files
+
+    async def write_and_validate(self) -> None:
+        """Everything is on the disk, `checkpoint.json` last, and was read back."""
+        assert self.draft is not None
+        try:
+            await self.life.disk(partial(self._write, self.draft, self.life.ledger))
+            await self.life.disk(partial(self.life.store.validate, self.draft))
+        except StatecoreError as error:
+            raise StageFailed(f"it does not validate: {error}") from error
+
+    def _write(self, draft: Draft, ledger: Ledger) -> None:
+        """Synchronous, maybe in a thread. Whoever was registered during the save is in `ledger`, as queued (S40)."""
+        draft.write_gym(
+            Committed(
+                kind=member.kind,
+                name=member.instance,
+                mode=member.mode,
+                manifest=self.commits[member.name]["manifest"],
+            )
+            for member in self.life.deployment.members
+        )
+        late = Ledger({name: each for name, each in ledger.rollouts.items() if name not in self.reading})
+        rows = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
+        draft.write_coordinator(
+            self.reading.registry_rows(rows) + late.registry_rows({}),
+            self.reading.ledger_rows() + late.ledger_rows(),
+        )
+        draft.seal_framework()
+        draft.finish(self.policy_version)
+
+    async def publish(self) -> Publication:
+        """It is in force, by one rename; after a StageFailed the checkpoint before it is."""
+        assert self.draft is not None
+        if trio.current_time() > self.deadline:
+            raise StageFailed(f"it was not ready to be published within {self.timeout_s:g} s")
+        try:
+            return await self.life.disk(partial(self.life.store.publish, self.draft))
+        except StoreError as error:
+            raise StageFailed(f"it cannot be published: {error}") from error
+
+    async def discard(self) -> None:
+        """What was written of an aborted checkpoint is gone, if nothing holds on to it."""
+        if self.draft is not None:
+            try:
+                await self.life.disk(partial(self.life.store.discard, self.draft))
+            except StoreError as error:
+                log.warning("%s: what was written of it is left over: %s", self.checkpoint_id, error)
+
+
+def _report(reply: Reply) -> Mapping[str, Any]:
+    report = reply.get("report")
+    return report if isinstance(report, dict) else {}

@@ -1,0 +1,120 @@
+"""A life begins: the root is claimed, a base chosen, the servers restored or opened.
+
+Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record (S62); only the newest
+candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
+all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens; if it
+fails anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from attrs import frozen
+
+from statecore.seams import on_disk
+
+from ..files.checkpoint import Checkpoint
+from ..files.store import InvalidCheckpointState, Store
+from ..identity import EpisodeId
+from ..net.client import Reply
+from ..settings import Seams
+from .deployment import BadReply, Failure, Member, call_all, resume_all
+from .housekeeping import retire_all
+from .life import Life, log
+from .outcomes import CoordinatorError
+from .recovery import CheckpointRejected, RestorePlan, Server
+
+
+@frozen
+class Begun:
+    """A claimed epoch and what it starts from; `overtaken` are published checkpoints that are not in its chain."""
+
+    epoch: int
+    checkpoint: Checkpoint | None
+    overtaken: tuple[str, ...] = ()
+
+
+async def claim_and_choose(store: Store, seams: Seams) -> Begun:
+    """This life's epoch is claimed and its base recorded. CheckpointRejected when the newest candidate is damaged."""
+    return await on_disk(seams.disk, partial(_claim_and_choose, store))
+
+
+def _claim_and_choose(store: Store) -> Begun:
+    epoch = store.claim()
+    candidates = store.candidates(epoch)
+    overtaken = tuple(str(each) for each in store.published() if each not in candidates)
+    if not candidates:
+        store.record_base(epoch, None)
+        return Begun(epoch, None, overtaken)
+    newest = candidates[0]
+    try:
+        checkpoint = store.read(newest)
+    except InvalidCheckpointState as error:
+        raise CheckpointRejected(
+            [f"{newest} is damaged and nothing older is taken in its place (move it away by hand to do so): {error}"]
+        ) from error
+    store.record_base(epoch, newest)
+    return Begun(epoch, checkpoint, overtaken)
+
+
+def recorded_servers(checkpoint: Checkpoint) -> frozenset[Server]:
+    """The participants that wrote it."""
+    return frozenset(Server(each.kind, each.name, each.mode) for each in checkpoint.manifest.participants)
+
+
+async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) -> str:
+    """The servers are open, with the plan's continuations installed; returns "", or why all of them start fresh.
+
+    Raises CoordinatorError when a server can be neither fenced nor opened: then nothing may run.
+    """
+    restore_id = life.next_id("rs")
+    deadline_ts = life.seams.clock.time() + life.settings.restore_timeout_s
+    failed = ""
+    if checkpoint is not None:
+        try:
+            await _install(life, checkpoint, plan.scope, restore_id, deadline_ts)
+        except (Failure, BadReply) as error:
+            failed = str(error)
+            log.error("%s: restoring %s failed, everything starts fresh: %s", restore_id, checkpoint.directory, failed)
+            deadline_ts = max(deadline_ts, life.seams.clock.time() + life.settings.resume_timeout_s)
+    fenced = plan.retire + (tuple(each.successor for each in plan.scope) if failed else ())
+    try:
+        await retire_all(life.deployment, fenced, restore_id, deadline_ts, life.settings.retire_batch)
+    except Failure as failure:
+        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
+    problems = await life.acknowledge()
+    for problem in problems:
+        log.warning("%s: not acknowledged yet: %s", restore_id, problem)
+    resume_ts = life.seams.clock.time() + life.settings.resume_timeout_s
+    closed = await resume_all(life.deployment.members, restore_id, resume_ts)
+    if closed:
+        raise CoordinatorError(f"{restore_id}: servers could not be opened: {'; '.join(closed)}")
+    return failed
+
+
+async def _install(
+    life: Life, checkpoint: Checkpoint, scope: Sequence[EpisodeId], restore_id: str, deadline_ts: float
+) -> None:
+    """Every server has installed its records of the scope, exactly those."""
+    scoped = frozenset(scope)
+    expected: dict[tuple[str, str], set[str]] = {}
+    for part in checkpoint.parts:
+        held = {record.episode_id for record in part.typed} & scoped
+        expected[part.manifest.kind, part.manifest.instance] = {each.successor.key for each in held}
+
+    def check(member: Member, reply: Reply) -> None:
+        source, restored = reply.get("source_checkpoint_id"), reply.get("restored")
+        if reply.get("phase") != "restored" or source != checkpoint.manifest.checkpoint_id:
+            raise BadReply(f"{member.name}: its restore answered phase {reply.get('phase')!r} of {source!r}")
+        wanted = expected.get((member.kind, member.instance), set())
+        if not isinstance(restored, list) or set(map(str, restored)) != wanted:
+            raise BadReply(f"{member.name}: it restored {restored!r}, and its part holds {sorted(wanted)}"[:500])
+
+    body = {
+        "checkpoint_id": restore_id,
+        "checkpoint_dir": str(checkpoint.directory),
+        "episode_ids": [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in scope],
+    }
+    await call_all(life.deployment.members, "restore", body, deadline_ts, check=check)

@@ -1,0 +1,231 @@
+"""One checkpoint, driven: the TRANSACTION table says what is owed, this shell performs it and tells what happened.
+
+Rules (docs/reference/protocol.md sections 6 and 11): nothing before the rename is final, and any failure before it
+aborts: every server that was contacted is resumed, also if its reply was lost (I20); the rename is made only when the
+table would accept it, which takes the proof of each participant (S32); after it the claims are read before anything is
+acknowledged or resumed (S62), and nothing fails any more, it only goes on (S3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import trio
+from attrs import define, field, frozen
+
+from statecore import Refused
+
+from ..files.store import Publication, StoreError
+from ..machines import transaction as tx
+from ..records.manifests import CheckpointId
+from ..records.records import Disposition
+from .deployment import Member, resume_all
+from .life import Life, log
+from .outcomes import Aborted, Overtaken, Published
+from .phases import Phases, StageFailed
+
+CLAIM_READS: Final = 5
+CLAIM_READ_DELAY_S: Final = 0.5
+NOT_ABORTABLE: Final = frozenset(
+    {tx.TransactionState.PUBLISHED, tx.TransactionState.RESUMING, tx.TransactionState.ABORTING}
+)
+
+Effect = Any
+Event = Any
+
+
+@frozen
+class Open:
+    """A checkpoint that may still be open on servers: its id, and who was contacted for it."""
+
+    checkpoint_id: str
+    contacted: tuple[Member, ...]
+
+
+@define(eq=False)
+class CheckpointRun:
+    """One checkpoint of one life; `run` it once. `timeout_s` bounds everything up to its publication."""
+
+    life: Life
+    checkpoint_id: CheckpointId
+    timeout_s: float
+    phases: Phases = field(init=False)
+    machine: Any = field(init=False, factory=tx.TRANSACTION.start)
+    _began: float = field(init=False)
+    _unresumed: tuple[str, ...] = field(init=False, default=())
+    _publication: Publication | None = field(init=False, default=None)
+    _notes: tuple[str, ...] = field(init=False, default=())
+    _failure: StageFailed | None = field(init=False, default=None)
+    _failed_in: str = field(init=False, default="")
+
+    def __attrs_post_init__(self) -> None:
+        self._began = trio.current_time()
+        deadline_ts = self.life.seams.clock.time() + self.timeout_s
+        self.phases = Phases(self.life, self.checkpoint_id, self.timeout_s, self._began + self.timeout_s, deadline_ts)
+
+    async def run(self) -> Published | Aborted:
+        """The checkpoint is in force, or aborted. Overtaken when another coordinator has claimed the root."""
+        owed: deque[Effect] = deque(self._step(tx.CheckpointRequested(str(self.checkpoint_id))))
+        while owed:
+            try:
+                for event in await self._perform(owed.popleft()):
+                    owed.extend(self._step(event))
+            except Exception as error:
+                if self.machine.state in NOT_ABORTABLE:
+                    raise
+                owed = deque(self._fail(error))
+        if self.machine.state is tx.TransactionState.STOPPED:
+            raise Overtaken(
+                f"{self.checkpoint_id}: {self.life.store.root} is claimed by another coordinator (or its claims cannot "
+                "be read); this one has stopped, and acknowledged and resumed nothing"
+            )
+        return self._outcome()
+
+    @property
+    def open(self) -> Open:
+        """Whom to resume if `run` did not come to its end."""
+        return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()))
+
+    # --- the machine
+
+    def _step(self, event: Event) -> tuple[Effect, ...]:
+        before = self.machine
+        self.machine, effects = tx.TRANSACTION.step(before, event)
+        ids = {"checkpoint_id": str(self.checkpoint_id)}
+        self.life.record("transaction", before.state, event, self.machine.state, **ids)
+        return effects
+
+    def _fail(self, error: Exception) -> tuple[Effect, ...]:
+        """The abort that is owed. What nobody foresaw aborts as well, and is told with its traceback."""
+        if isinstance(error, StageFailed):
+            failure = error
+        else:
+            if not isinstance(error, Refused):
+                log.error("%s: an error that nothing expects", self.checkpoint_id, exc_info=error)
+            failure = StageFailed(f"{type(error).__name__}: {error}", broken=True)
+        self._failure, self._failed_in = failure, str(self.machine.state)
+        return self._step(tx.Failed(failure.reason))
+
+    async def _perform(self, effect: Effect) -> Iterable[Event]:
+        performers: dict[type, Callable[[], Awaitable[Iterable[Event]]]] = {
+            tx.FreezeDispatch: partial(self._timed, "freeze", self._freeze),
+            tx.PrepareServers: partial(self._timed, "prepare", self._prepare),
+            tx.CommitServers: partial(self._timed, "commit", self._commit),
+            tx.SettleExecutions: partial(self._timed, "settle", self._settle),
+            tx.SaveHalf: partial(self._timed, "save", self._save),
+            tx.CollectProofs: self._publish,
+            tx.ReadClaims: partial(self._timed, "claims", self._read_claims),
+            tx.AcknowledgeResults: partial(self._timed, "acknowledge", self._acknowledge),
+            tx.ResumeServers: partial(self._timed, "resume", self._resume),
+            tx.ThawDispatch: self._thaw,
+        }
+        return await performers[type(effect)]()
+
+    async def _timed(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        began = trio.current_time()
+        try:
+            return await work()
+        finally:
+            self.phases.timed(name, began)
+
+    # --- one performer for each effect; what it returns are the events that happened
+
+    async def _freeze(self) -> Iterable[Event]:
+        self.life.door.close()
+        return [tx.DispatchFrozen()]
+
+    async def _prepare(self) -> Iterable[Event]:
+        await self.phases.prepare()
+        return [tx.AllPrepared()]
+
+    async def _commit(self) -> Iterable[Event]:
+        await self.phases.commit()
+        return [tx.AllCommitted(self.life.deployment.incarnations)]
+
+    async def _settle(self) -> Iterable[Event]:
+        await self.phases.settle()
+        return [tx.AllSettled()]
+
+    async def _save(self) -> Iterable[Event]:
+        await self.phases.save()
+        return [tx.HalfSaved()]
+
+    async def _publish(self) -> Iterable[Event]:
+        """Validate, prove, publish, in this order."""
+        await self._timed("validate", self.phases.write_and_validate)
+        await self._timed("prove", self.phases.renew)
+        for member in self.life.deployment.members:
+            self._step(tx.ProofGiven(member.name, member.control.seen_incarnation or ""))
+        tx.TRANSACTION.step(self.machine, tx.DirectoryPublished())  # refused without every proof: nothing is renamed
+        self._publication = await self._timed("publish", self.phases.publish)
+        return [tx.DirectoryPublished()]
+
+    async def _read_claims(self) -> Iterable[Event]:
+        """Whether somebody else has claimed the root; where that cannot be read it may be so."""
+        for left in reversed(range(CLAIM_READS)):
+            try:
+                later = await self.life.disk(partial(self.life.store.overtaken_by, self.life.epoch))
+                return [tx.ClaimsRead(overtaken=bool(later))]
+            except StoreError as error:
+                log.error("%s: the claims cannot be read: %s", self.checkpoint_id, error)
+                if left:
+                    await trio.sleep(CLAIM_READ_DELAY_S)
+        return [tx.ClaimsRead(overtaken=True)]
+
+    async def _acknowledge(self) -> Iterable[Event]:
+        """What was published is saved, that and nothing later; its results are released."""
+        ledger = self.life.ledger.saved(self.phases.reading.finished)
+        self.life.note(ledger.contained(self.phases.consumed))
+        self._notes = await self.life.acknowledge()
+        if self._publication is not None and self._publication.latest_problem:
+            self._notes += (self._publication.latest_problem,)
+        return []
+
+    async def _resume(self) -> Iterable[Event]:
+        deadline_ts = self.life.seams.clock.time() + self.life.settings.resume_timeout_s
+        self._unresumed = await resume_all(self.phases.contacted.values(), str(self.checkpoint_id), deadline_ts)
+        for problem in self._unresumed:
+            log.warning("%s: not resumed, it reopens by its lease: %s", self.checkpoint_id, problem)
+        if self.machine.state is tx.TransactionState.ABORTING and not self._unresumed:
+            await self.phases.discard()  # after resume no server writes below it any more (I48)
+        return []
+
+    async def _thaw(self) -> Iterable[Event]:
+        self.life.note(self.life.ledger.released())
+        self.life.door.open()
+        if self.machine.state is not tx.TransactionState.RESUMING:
+            return [tx.Aborted()]
+        if not self._unresumed:
+            await self.life.tidy(str(self.checkpoint_id))
+        return [tx.ServersResumed()]
+
+    # --- what it comes to
+
+    def _outcome(self) -> Published | Aborted:
+        seconds = trio.current_time() - self._began
+        times = tuple(self.phases.times)
+        if self._failure is not None:
+            return Aborted(
+                checkpoint_id=str(self.checkpoint_id),
+                reason=self._failure.reason,
+                phase=self._failed_in,
+                blockers=self._failure.blockers,
+                phases=times,
+                seconds=seconds,
+                broken=self._failure.broken,
+                unresumed=self._unresumed,
+            )
+        settled = tuple(self.phases.settled.values())
+        return Published(
+            checkpoint_id=str(self.checkpoint_id),
+            counts={each: sum(one.disposition is each for one in settled) for each in Disposition},
+            phases=times,
+            seconds=seconds,
+            weak=sum(each.weak for each in settled),
+            untracked=sum(each.untracked for each in settled),
+            unresumed=self._unresumed,
+            notes=self._notes,
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: parts, drafts, publication, the chain of claims."""

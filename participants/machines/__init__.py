@@ -1,0 +1,1 @@
+"""The protocol's machines, each a total table: pure."""

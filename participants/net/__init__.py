@@ -1,0 +1,1 @@
+"""HTTP on both sides: connections, control replies, requests and their refusals."""

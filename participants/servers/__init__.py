@@ -1,0 +1,1 @@
+"""The kinds of server that take part, and the shell around their applications."""

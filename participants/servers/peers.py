@@ -1,0 +1,225 @@
+"""Calls from an agent's session or an environment's episode to other servers, with everything that must travel.
+
+Out go the identity prefix, the epoch, the parent of a model call, an operation id for each logical call and the session
+cookie; back come call ids and positions, which the next boundary names. A refusal never enters a conversation: a closed
+server is asked again, and a server that is gone makes no result (docs/reference/protocol.md sections 3, 6, 7 and 14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+
+import anyio
+import httpx
+from attrs import define, field, frozen
+
+from statecore import WireError
+from statecore.wire import parse
+
+from ..identity import (
+    EPOCH_HEADER,
+    INCARNATION_HEADER,
+    MODEL_CALL_HEADER,
+    OPERATION_HEADER,
+    PARENT_CALL_HEADER,
+    POSITION_HEADER,
+    RESTART_HEADER,
+    REVISION_HEADER,
+    SESSION_HEADER,
+    EpisodeId,
+    with_prefix,
+)
+from ..net.http import encode_body, refuse_request
+from ..records.positions import SEED_HISTORY, Position, next_history
+from ..records.records import PartRef
+from .executions import ParticipantLost
+from .server import Server
+
+MODEL_PATHS: Final = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+CONNECT_TRIES: Final = 3
+CLOSED_WAIT_S: Final = (0.02, 0.5)  # first and longest pause before a closed server is asked again
+
+
+def is_model_path(path: str) -> bool:
+    """Whether a call to this path is a generation."""
+    return path.endswith(MODEL_PATHS)
+
+
+@frozen
+class Reply:
+    """What a peer answered: `body` is JSON where it is JSON, else the text; header names are in lower case."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+
+@define(eq=False)
+class Trail:
+    """What the calls of one execution leave for its next boundary: lineage, positions of parts, cookies."""
+
+    last_model_call_id: str | None = None
+    lineage_head: str | None = None
+    model_calls: int = 0
+    positions: dict[tuple[str, str, str], Position] = field(factory=dict)
+    cookies: dict[str, dict[str, str]] = field(factory=dict)
+
+    def note_call(self, model_call_id: str) -> None:
+        """The reply of this model call is now part of the conversation."""
+        self.model_calls += 1
+        self.lineage_head = next_history(self.lineage_head or SEED_HISTORY, model_call_id, self.model_calls)
+        self.last_model_call_id = model_call_id
+
+    def note_position(self, server: str, session_id: str, position: Position) -> None:
+        self.positions[("resources", server, session_id)] = position
+
+    def note_reply(self, server: str, headers: Mapping[str, str], set_cookies: Iterable[str]) -> None:
+        """Positions and cookies of a reply."""
+        for header in set_cookies:
+            try:
+                named = {name: morsel.value for name, morsel in SimpleCookie(header).items()}
+            except CookieError:
+                continue  # a cookie that cannot be read is one that is not sent back
+            self.cookies.setdefault(server, {}).update(named)
+        position = _position(headers)
+        if position is not None:
+            self.note_position(server, headers.get(SESSION_HEADER, ""), position)
+
+    def parts(self) -> tuple[PartRef, ...]:
+        return tuple(
+            PartRef(kind=kind, instance=instance, key=key, position=position)
+            for (kind, instance, key), position in self.positions.items()
+        )
+
+
+@define(eq=False)
+class Peer:
+    """One other server, as one execution calls it.
+
+    `around_model` wraps the wait for a generation: the execution is quiet meanwhile, and a late reply is held.
+    `on_restart` is told when the server says that its sessions start over.
+    """
+
+    host: Server
+    name: str
+    episode: EpisodeId | None
+    trail: Trail
+    check: Callable[[], None]
+    around_model: Callable[[Awaitable[httpx.Response]], Awaitable[httpx.Response]] | None = None
+    on_restart: Callable[[], None] = lambda: None
+
+    @property
+    def url(self) -> str:
+        url = self.host.settings.servers.get(self.name)
+        if url is None:
+            known = ", ".join(sorted(self.host.settings.servers)) or "none"
+            raise LookupError(f"no server {self.name!r} in settings.servers (known: {known})")
+        return url.rstrip("/")
+
+    async def post(
+        self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, operation_id: str | None = None
+    ) -> Reply:
+        """The peer's answer to one logical call; a closed peer is asked again under the same operation id.
+
+        Raises ParticipantLost when the peer is gone or has lost the session, Refused `stale_attempt` when this
+        execution is over (here or there).
+        """
+        content = encode_body({} if body is None else body)
+        sent = self._headers(path, headers or {}, operation_id)
+        pause = CLOSED_WAIT_S[0]
+        while True:
+            self.check()
+            response = await self._send(path, content, sent)
+            reply = self._read(response)
+            if reply is not None:
+                break
+            await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
+            await anyio.sleep(pause)
+            pause = min(pause * 2, CLOSED_WAIT_S[1])
+        cookies = response.headers.get_list("set-cookie") if "set-cookie" in reply.headers else ()
+        self.trail.note_reply(self.name, reply.headers, cookies)
+        call_id = reply.headers.get(MODEL_CALL_HEADER)
+        if call_id is not None and reply.ok:
+            self.trail.note_call(call_id)
+        if reply.headers.get(RESTART_HEADER) == "1":
+            self.on_restart()
+        return reply
+
+    def _headers(self, path: str, extra: Mapping[str, str], operation_id: str | None) -> dict[str, str]:
+        headers = {"content-type": "application/json", **extra}
+        if not self.host.settings.enabled:
+            return headers | self._cookie()
+        if self.host.epoch is not None:
+            headers[EPOCH_HEADER] = str(self.host.epoch)
+        if is_model_path(path):
+            if self.trail.last_model_call_id is not None:
+                headers[PARENT_CALL_HEADER] = self.trail.last_model_call_id
+        else:
+            headers[OPERATION_HEADER] = operation_id or self.host.seams.entropy.token_hex(16)
+        return headers | self._cookie()
+
+    def _cookie(self) -> dict[str, str]:
+        jar = self.trail.cookies.get(self.name)
+        return {"cookie": "; ".join(f"{name}={value}" for name, value in jar.items())} if jar else {}
+
+    async def _send(self, path: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
+        prefixed = path if self.episode is None or not self.host.settings.enabled else with_prefix(self.episode, path)
+
+        async def once() -> httpx.Response:
+            return await self.host.client.post(self.url + prefixed, content=content, headers=headers)
+
+        for tried in range(1, CONNECT_TRIES + 1):
+            try:
+                if self.around_model is not None and is_model_path(path):
+                    return await self.around_model(once())
+                return await once()
+            except httpx.ConnectError as error:
+                if tried == CONNECT_TRIES:
+                    raise ParticipantLost(f"{self.name} cannot be reached: {error}") from error
+                await anyio.sleep(CLOSED_WAIT_S[1])
+            except httpx.TransportError as error:
+                raise ParticipantLost(f"{self.name} did not answer {path}: {type(error).__name__} {error}") from error
+        raise AssertionError("unreachable")
+
+    def _read(self, response: httpx.Response) -> Reply | None:
+        """The reply, or None when the peer is closed, or has no room to hold the call, and must be asked again."""
+        try:
+            body: Any = parse(response.content)
+        except WireError:
+            body = response.text
+        code = _code(body) if response.status_code >= 400 else None
+        if code in ("admission_closed", "too_many_held"):
+            return None
+        if code == "stale_attempt":
+            raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")
+        if code in ("session_lost", "stale_incarnation", "stale_epoch", "participant_lost", "participant_broken"):
+            raise ParticipantLost(f"{self.name} answered {code}")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers.raw}
+        ours = code is not None or INCARNATION_HEADER in headers
+        if response.status_code >= 500 and not ours and self.host.settings.enabled:
+            raise ParticipantLost(f"{self.name} answered {response.status_code} without an error of its own")
+        return Reply(response.status_code, body, headers)
+
+
+def _code(body: Any) -> str | None:
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None
+
+
+def _position(headers: Mapping[str, str]) -> Position | None:
+    """The position that a reply names; only the revision, weak, from a peer that gives no more."""
+    try:
+        if POSITION_HEADER in headers:
+            return Position.from_header(headers[POSITION_HEADER])
+        if REVISION_HEADER in headers:
+            return Position(int(headers[REVISION_HEADER]))
+    except ValueError as error:
+        raise ParticipantLost(f"a reply names no valid position: {error}") from error
+    return None

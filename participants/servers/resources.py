@@ -1,0 +1,451 @@
+"""A resources server: sessions whose state counts its own changes, and the verifier.
+
+The application's routes call `seed`, `mutate`, `read`, `verify` and `close`; each works under the lock of its session,
+so that the position is read where the state is (I37, S21). A mutation that raises leaves the state untouched, a
+repeated operation gets its recorded reply. While a checkpoint is open everything that would change a session is held;
+what was accepted before runs to its end. docs/reference/protocol.md sections 2, 3, 4, 6 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum, auto
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import httpx
+from attrs import define, frozen
+from starlette.responses import JSONResponse, Response
+
+from statecore import DefinitionError, WireError, WireErrors
+from statecore.wire import canonical, parse
+
+from ..files.snapshots import InvalidCheckpointState
+from ..identity import (
+    OPERATION_HEADER,
+    POSITION_HEADER,
+    RESTART_HEADER,
+    REVISION_HEADER,
+    SESSION_HEADER,
+    VERIFY_HEADER,
+    EpisodeId,
+)
+from ..machines.resource_session import (
+    RESOURCE_SESSION,
+    Froze,
+    Installed,
+    Mutated,
+    Operation,
+    Seeded,
+    SessionData,
+    SessionState,
+    Thawed,
+    Used,
+    VerifyFailed,
+    VerifyStarted,
+    VerifySucceeded,
+)
+from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Message, Scope, Send, headers_of, refuse_request, serve
+from ..records.positions import Position
+from ..records.records import ResourcesRecord, ResourcesState, record_json
+from ..settings import Seams, Settings
+from .codecs import Codec, CodecError, check_codec, undo_of
+from .cookies import SessionCookies
+from .modes import Mode
+from .part import Blocker, Json, Report
+from .server import Server
+from .session_book import Session, SessionBook
+
+__all__ = ["Change", "Mode", "Resources", "Session", "Verify"]
+
+S = TypeVar("S")
+
+SEED_PATHS: Final = frozenset({"/seed_session", "/reset"})
+VERIFY_PATH: Final = "/verify"
+CLOSE_PATH: Final = "/close_session"
+
+
+class Verify(StrEnum):
+    """Whether a verification may run again after a restore (REPLAY), or is never cut (WAIT)."""
+
+    WAIT = auto()
+    REPLAY = auto()
+
+
+@define(eq=False)
+class Change(Generic[S]):
+    """A mutation under way: change `state` and set `reply`, unless it is `repeated`, then `reply` is the recorded
+    one.
+    """
+
+    session: Session[S]
+    operation_id: str
+    headers: Callable[[], dict[str, str]]
+    repeated: bool = False
+    reply: Any = None
+
+    @property
+    def state(self) -> S:
+        return self.session.state
+
+    @state.setter
+    def state(self, value: S) -> None:
+        self.session.state = value
+
+    def response(self, status: int = 200) -> Response:
+        """The reply with the position that the session has now."""
+        return JSONResponse(self.reply, status, headers=self.headers())
+
+
+@frozen
+class Staged(Generic[S]):
+    """A record of a checkpoint, read and decoded, not installed yet."""
+
+    session_id: str
+    episode: EpisodeId
+    state: S
+    position: Position
+    operations: tuple[Operation, ...]
+
+
+class Resources(Server, Generic[S]):
+    """The sessions of one resources server.
+
+    `mode` EXPORT_RESTORE needs a `codec`, and the first seed and the first mutation prove it by export, import and
+    compare (S11); a codec that cannot is refused there. `verify` REPLAY lets `/verify` pass while a checkpoint is open.
+    """
+
+    kind: ClassVar[str] = "resources"
+    role: ClassVar[str] = "resources"
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        codec: Codec[S] | None = None,
+        mode: Mode = Mode.RESTART_ONLY,
+        verify: Verify = Verify.WAIT,
+        seams: Seams | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if mode is Mode.EXPORT_RESTORE and codec is None:
+            raise DefinitionError(
+                f"resources server {name!r}: mode export_restore needs a codec= for its sessions' state"
+            )
+        self.mode = mode
+        self.codec = codec
+        self.verify_policy = verify
+        self.checkpoint_mode = mode.value
+        super().__init__(name, settings, seams=seams, transport=transport)
+        self.cookies = SessionCookies(name, settings.cookie_secret)
+        self._book: SessionBook[S] = SessionBook()
+        self._inflight: dict[int, Blocker] = {}
+        self._proved: set[bool] = set()
+
+    # --- what an application calls
+
+    async def seed(self, scope: Scope, state: S, reply: Any = None) -> Response:
+        """A session with `state` at revision 0, bound to its rollout and its cookie; a seed sent again finds it.
+
+        `reply` is the JSON body (an empty object by default). A stateless server makes no session.
+        """
+        request = self._request(scope)
+        headers = {VERIFY_HEADER: self.verify_policy.value} if self.settings.enabled else {}
+        if self.settings.enabled and self.mode.wire == "restart_only":
+            headers[RESTART_HEADER] = "1"
+        body = {} if reply is None else reply
+        if self.mode is Mode.STATELESS:
+            return JSONResponse(body, headers=headers)
+        self._prove(state)
+        session = self._seeded(request, state)
+        cookie = self.cookies.write(session.session_id)
+        return JSONResponse(body, headers=headers | self._position(session) | {"set-cookie": cookie})
+
+    @asynccontextmanager
+    async def mutate(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """One mutation under the session's lock: a new position if the block ends, an untouched state if it raises.
+
+        Raises Refused `session_lost` for a session that this server does not know, `execution_identity_mismatch` when
+        cookie and prefix name different ones.
+        """
+        request = self._request(scope)
+        session = self._find(request)
+        operation_id = _operation(request) or self.seams.entropy.token_hex(16)
+        async with session.lock:
+            self._use(session)
+            change = self._change(session, operation_id)
+            done = session.machine.data.applied(operation_id)
+            if done is not None:
+                change.repeated, change.reply = True, parse(done.reply)
+                yield change
+                return
+            undo = None if self.codec is None else undo_of(self.codec, session.state)
+            try:
+                yield change
+                self._prove(session.state, moved=True)
+                session.step(Mutated(operation_id, canonical(change.reply).decode()))
+            except BaseException:
+                if undo is not None:
+                    session.state = undo()
+                raise
+
+    @asynccontextmanager
+    async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """A look at the session under its lock: the position stays (I36)."""
+        session = self._find(self._request(scope))
+        async with session.lock:
+            self._use(session)
+            yield self._change(session, "")
+
+    @asynccontextmanager
+    async def verify(self, scope: Scope) -> AsyncIterator[Change[S]]:
+        """A verification under the session's lock.
+
+        With Verify.WAIT the session ends if the block ends, and is kept if it raises; a verification sent again gets
+        the recorded reply. With Verify.REPLAY the session stays until it is closed, since a restore verifies again.
+        """
+        request = self._request(scope)
+        session = self._find(request)
+        operation_id = _operation(request) or ""
+        async with session.lock:
+            change = self._change(session, operation_id)
+            if session.verified is not None and operation_id == session.verified.operation_id:
+                change.repeated, change.reply = True, parse(session.verified.reply)
+                yield change
+                return
+            self._use(session)
+            if self.verify_policy is Verify.REPLAY:
+                yield change
+                return
+            session.step(VerifyStarted())
+            try:
+                yield change
+            except BaseException:
+                session.step(VerifyFailed())
+                raise
+            session.verified = Operation(operation_id, canonical(change.reply).decode())
+            session.step(VerifySucceeded())
+
+    async def close(self, scope: Scope) -> Response:
+        """The session is gone; so is one that was not there."""
+        session = self._known(self._request(scope))
+        if session is not None:
+            async with session.lock:
+                self._book.drop(session)
+        return JSONResponse({})
+
+    async def export_session(self, session_id: str) -> tuple[Position, bytes]:
+        """The position of one live session and its state's bytes, read in one piece under its lock (section 13.8)."""
+        session = self._book.get(session_id)
+        if session is None or self.codec is None:
+            raise refuse_request("session_lost", f"session {session_id!r} is not here, or cannot be exported")
+        async with session.lock:
+            return session.position, canonical(self._state_of(session))
+
+    # --- sessions
+
+    def _prove(self, state: S, *, moved: bool = False) -> None:
+        """The codec can do what the mode claims (S11): shown on the first state that is seeded, and on the first one
+        that a mutation made, since what a codec forgets may not show before something has `moved`.
+        """
+        if moved in self._proved or self.codec is None or self.mode is not Mode.EXPORT_RESTORE:
+            return
+        if not self.settings.enabled:
+            return  # nothing will be exported (I76)
+        try:
+            check_codec(self.codec, state)
+        except CodecError as error:
+            raise refuse_request(
+                "checkpoint_error", f"mode export_restore does not hold for this state: {error}"
+            ) from error
+        self._proved.add(moved)
+
+    def _seeded(self, request: Incoming, state: S) -> Session[S]:
+        episode = request.episode
+        event = Seeded(self.seams.entropy.token_hex(16), _operation(request) or "")
+        known = self._book.of(episode)
+        if known is not None:
+            known.step(event)  # the same seed again, or Refused
+            return known
+        machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
+        session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
+        session.step(event)
+        self._book.add(session)
+        return session
+
+    def _request(self, scope: Scope) -> Incoming:
+        """The request as the shell read it; with checkpointing off one that names its session by cookie only."""
+        found: Incoming | None = scope.get(REQUEST_KEY)
+        if found is not None:
+            return found
+        return Incoming(scope["method"], scope["path"], headers_of(scope), b"", None, scope, _no_body)
+
+    def _known(self, request: Incoming) -> Session[S] | None:
+        return self._book.find(self.cookies.read(request.headers.get("cookie")), request.episode)
+
+    def _find(self, request: Incoming) -> Session[S]:
+        session = self._known(request)
+        if session is None:
+            raise refuse_request("session_lost", "this server does not know that session")  # S60: never made again
+        return session
+
+    def _change(self, session: Session[S], operation_id: str) -> Change[S]:
+        return Change(session, operation_id, partial(self._position, session))
+
+    def _position(self, session: Session[S]) -> dict[str, str]:
+        """The headers that say where a session stands; none with checkpointing off (I76)."""
+        if not self.settings.enabled:
+            return {}
+        position = session.position
+        return {
+            REVISION_HEADER: str(position.revision),
+            POSITION_HEADER: position.header,
+            SESSION_HEADER: session.session_id,
+        }
+
+    def _use(self, session: Session[S]) -> None:
+        """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
+        if session.episode is not None:
+            self.fences.check(session.episode)
+        if self._book.get(session.session_id) is None:
+            raise refuse_request("session_lost", "this server does not know that session")
+        session.step(Used())
+
+    def _state_of(self, session: Session[S]) -> Json:
+        assert self.codec is not None
+        data = session.machine.data
+        return ResourcesState(
+            codec=self.codec.name,
+            position=session.position,
+            operations=[{"operation_id": each.operation_id, "reply": parse(each.reply)} for each in data.operations],
+            data=self.codec.export(session.state),
+        ).to_json()
+
+    # --- requests
+
+    async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
+        owner = request.episode or self._book.owner(self.cookies.read(request.headers.get("cookie")))
+        if owner is not None and request.path != CLOSE_PATH:
+            self.fences.check(owner)
+        passes = request.path == VERIFY_PATH and self.verify_policy is Verify.REPLAY
+        if passes or (self.mode is Mode.RESTART_ONLY and request.path not in SEED_PATHS):
+            await serve(app, request, send)
+            return
+        closing = request.path == CLOSE_PATH
+        activity = await self.admitted(request, owner, fenced=not closing)
+        if request.episode is not None and not closing:
+            for passed in self._book.below(request.episode):  # section 3
+                self._book.retire(passed)
+        self._inflight[id(activity)] = Blocker(owner, f"{request.path} runs", self.seams.clock.monotonic())
+        try:
+            await serve(app, request, send)
+        finally:
+            del self._inflight[id(activity)]
+            activity.end()
+
+    # --- a Part
+
+    def report(self) -> Report:
+        restarts: list[str] = []
+        if self.mode.wire == "restart_only":
+            restarts = sorted(episode.key for episode in self._book.episodes)
+        counts = {"inflight": len(self._inflight), "sessions": len(self._book)}
+        return Report(list(self._inflight.values()), counts, restarts)  # of a restart_only server: seeds
+
+    def status(self) -> Json:
+        return {
+            "mode": self.mode.wire,
+            "verify": self.verify_policy.value,
+            "retired_sessions": self._book.retired_count,
+        }
+
+    def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
+        if self.mode is not Mode.EXPORT_RESTORE:
+            return
+        for session in self._book:
+            episode = session.episode
+            if episode is None or (scope is not None and episode not in scope):
+                continue
+            state = self._state_of(session)  # a verified one too: its episode may stand between verdict and result
+            yield record_json(ResourcesRecord(episode_id=episode, session_id=session.session_id, state=state))
+
+    def check_fresh(self, count: int) -> None:
+        if len(self._book) or self._inflight:
+            raise refuse_request(
+                "checkpoint_error", "resources restore requires a process without sessions or calls in flight"
+            )
+        if count and self.mode is not Mode.EXPORT_RESTORE:
+            raise refuse_request("checkpoint_error", f"a {self.mode.value} server cannot restore {count} records")
+
+    def stage(self, records: Sequence[ResourcesRecord], scope: frozenset[EpisodeId]) -> list[Staged[S]]:
+        staged = [self._decoded(record) for record in records]
+        if len({each.episode for each in staged}) != len(staged):
+            raise InvalidCheckpointState("two records claim one rollout: one session per rollout and server")
+        return staged
+
+    def _decoded(self, record: ResourcesRecord) -> Staged[S]:
+        where = f"session {record.session_id!r} of {record.episode_id.key}"
+        assert self.codec is not None
+        try:
+            state = ResourcesState.read(record.state)
+            if state is None or state.codec != self.codec.name:
+                raise InvalidCheckpointState(f"{where} was not written by codec {self.codec.name!r}")
+            operations = tuple(_operation_record(each) for each in state.operations)
+            return Staged(
+                record.session_id, record.episode_id.successor, self.codec.load(state.data), state.position, operations
+            )
+        except (WireError, WireErrors, CodecError) as error:
+            raise InvalidCheckpointState(f"{where}: {error}") from error
+
+    def install(self, staged: Sequence[Staged[S]], scope: frozenset[EpisodeId]) -> Sequence[str]:
+        for each in staged:
+            machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
+            session = Session(each.session_id, each.episode, each.state, machine)
+            session.step(Installed(each.position, each.operations))
+            self._book.add(session)
+        for episode in scope:
+            self.fences.accept(episode.successor)
+        return [each.episode.key for each in staged]
+
+    def prepared(self) -> None:
+        if self.mode is not Mode.EXPORT_RESTORE:
+            return  # nothing of it is exported, so nothing needs to stand still
+        for session in self._book:
+            if session.machine.state is not SessionState.ENDED:
+                session.step(Froze())
+
+    def opened(self) -> None:
+        for session in self._book:
+            session.step(Thawed())
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        highest: dict[str, int] = {}
+        for episode in episodes:
+            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        for session in self._book.up_to(highest):
+            async with session.lock:  # a mutation that was accepted ends first, then nothing of it is left
+                self._book.retire(session)
+
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        marks = {each: self.fences.retired[each] for each in rollout_ids if each in self.fences.retired}
+        left = sorted(session.episode.key for session in self._book.up_to(marks) if session.episode is not None)
+        if left:
+            raise refuse_request("retire_incomplete", f"sessions of retired attempts are still here: {left}")
+        self._book.forget(rollout_ids)
+
+
+def _operation(request: Incoming) -> str | None:
+    return request.headers.get(OPERATION_HEADER)
+
+
+async def _no_body() -> Message:
+    """With checkpointing off the application reads its own body."""
+    return {"type": "http.disconnect"}
+
+
+def _operation_record(value: Any) -> Operation:
+    if type(value) is not dict or set(value) != {"operation_id", "reply"} or type(value["operation_id"]) is not str:
+        raise WireError.at(("operations",), "an operation has operation_id and reply", "dict_type")
+    return Operation(value["operation_id"], canonical(value["reply"]).decode())

@@ -1,0 +1,188 @@
+"""What every kind of server shares: settings, the gate, the control plane, and the way it wraps an application.
+
+A server is made with a name and settings, and wraps the application that serves its routes. With checkpointing off,
+`wrap` returns that very application: off means unchanged behaviour (I76). docs/reference/protocol.md sections 2 and 14.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+import anyio.abc
+import httpx
+
+from statecore import DefinitionError, Refused
+
+from ..identity import EpisodeId
+from ..net.client import make_client
+from ..net.http import ASGIApp, Incoming, Send, until_gone
+from ..settings import Seams, Settings
+from .admission import Activity, Admission
+from .asgi import Shell
+from .fences import Fences
+from .part import Json, Report
+from .participant import Participant
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+SCHEMA_VERSIONS: Final = (1,)
+FEATURES: Final = ("positions", "receipts", "epochs", "incarnations", "results")
+
+
+class Server(ABC):
+    """One server of any kind. `role` is what a coordinator takes it for (S1); `kind` its name on the wire."""
+
+    kind: ClassVar[str]
+    role: ClassVar[str]
+    checkpoint_mode: str = "export_restore"
+    concurrency: ClassVar[str] = "one operation per session"
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        seams: Seams | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if not NAME.match(name):
+            raise DefinitionError(
+                f"server name {name!r}: use letters, digits, '.', '_' and '-', starting with one of the first two"
+            )
+        self.name = name
+        self.settings = settings.checked()
+        self.seams = seams or Seams()
+        self.group: anyio.abc.TaskGroup | None = None
+        self.fences = Fences()
+        self.participant: Participant | None = None
+        self.admission = Admission(
+            settings.max_held,
+            closed=settings.enabled and settings.epoch_required,
+            on_change=self._on_change,
+        )
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        if settings.enabled and self._takes_part():
+            self.participant = Participant(name, self.settings, self.seams, self, self.admission, self.fences)
+
+    def _takes_part(self) -> bool:
+        return True
+
+    def _on_change(self) -> None:
+        if self.participant is not None:
+            self.participant.changed()
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """`app` behind the control plane; `app` itself when checkpointing is off."""
+        return Shell(self, app) if self.settings.enabled else app
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """The client for calls to other servers: data only, never shared with control traffic."""
+        if self._client is None:
+            self._client = make_client(self._transport)
+        return self._client
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self.participant is None else self.participant.control.epoch
+
+    def capabilities(self) -> Json:
+        """What a coordinator learns of this server: protocol.md section 14."""
+        participant = self.participant
+        return {
+            "kind": self.kind,
+            "instance": self.name,
+            "instance_role": self.role,
+            "checkpoint_mode": self.checkpoint_mode,
+            "schema_versions": list(SCHEMA_VERSIONS),
+            "admission_states": ["open", "draining", "quiet"],
+            "workers": {"mode": "single", "count": 1},
+            "concurrency": self.concurrency,
+            "phase": "idle" if participant is None else participant.phase.wire,
+            "checkpoint_id": None if participant is None else participant.control.checkpoint_id,
+            "features": list(FEATURES),
+        }
+
+    # --- admission of data requests
+
+    def check(self, episode: EpisodeId | None) -> Callable[[], None]:
+        """What is asked of a request each time before it may move: its attempt is not over."""
+
+        def checked() -> None:
+            if episode is not None:
+                self.fences.check(episode)
+
+        return checked
+
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
+        """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile.
+
+        `owner` is the execution that it belongs to where the request itself names none. Refused `stale_attempt` when
+        that is over, unless `fenced` is False: cleaning up is never refused.
+        """
+
+        async def gone() -> None:
+            await until_gone(request.receive)
+
+        episode = request.episode or owner
+        rollout_id = None if episode is None else episode.rollout_id
+        check = self.check(episode if fenced else None)
+        await self.admission.enter(rollout_id, check, gone)
+        if fenced and request.episode is not None:
+            self.fences.accept(request.episode)
+        return Activity(self.admission, rollout_id, check)
+
+    # --- defaults of a Part
+
+    @abstractmethod
+    async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
+        """A data request that names its execution, if any, and is not a probe: admit, hold or refuse it, and serve
+        it.
+        """
+
+    @abstractmethod
+    def report(self) -> Report:
+        """What moves here, and whose rollouts start over."""
+
+    def receipts(self) -> list[Json] | None:
+        """The retained results' receipts; None for a kind that answers no `/run`."""
+        return None
+
+    def acknowledge(self, value: Any) -> Json:
+        raise Refused("unknown_route", "", "acknowledge")
+
+    def status(self) -> Json:
+        return {}
+
+    def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
+        return ()
+
+    def check_scope(self, scope: frozenset[EpisodeId] | None) -> None:
+        return
+
+    def committed(self, records: Sequence[Json]) -> Json:
+        return {}
+
+    def check_fresh(self, count: int) -> None:
+        return
+
+    def stage(self, records: Sequence[Any], scope: frozenset[EpisodeId]) -> Any:
+        return list(records)
+
+    def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
+        return []
+
+    def prepared(self) -> None:
+        return
+
+    def opened(self) -> None:
+        return
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        return
+
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        return

@@ -1,0 +1,1 @@
+"""Running servers: hypercorn, processes, and a network in memory for tests."""
