@@ -1,5 +1,7 @@
-"""Overhead per turn with no checkpoint going on: the same servers with checkpointing on and off, in interleaved pairs.
+"""Overhead per turn with no checkpoint going on: checkpointing on, switched off, and the bare loop, interleaved.
 
+*Off* is the same application with checkpointing switched off. *Bare* is the loop as somebody would write it who has no
+checkpoints: plain Starlette handlers, and httpx's client over the same connections.
 A turn is a POST to the policy model (no thinking time) and a POST to a tool, with agent, tool and policy in a process
 each on hypercorn's trio worker. Ratios are formed pair by pair, so a machine whose speed drifts does not matter.
 """
@@ -23,6 +25,7 @@ from .measure import cpu_seconds, median_interval, table
 TOKEN = "bench"
 NAMES = ("policy_model", "tools", "agent")
 EPOCH = 1
+KINDS = ("on", "off", "bare")
 
 
 @frozen
@@ -34,13 +37,15 @@ class Figure:
 
 
 class Fleet:
-    """Three server processes, with checkpointing on or off."""
+    """Three server processes: with checkpointing `on`, `off`, or `bare`."""
 
-    def __init__(self, directory: Path, *, enabled: bool) -> None:
-        self.enabled = enabled
-        env = {"STATECORE_ENABLED": str(enabled).lower(), "STATECORE_ROOT": str(directory)}
-        specs = [ServerSpec(name, f"benchmarks.servers:{name}", env) for name in NAMES]
-        self.launcher = ProcessLauncher(specs, directory / ("on" if enabled else "off"), token=TOKEN, lifeline=True)
+    def __init__(self, directory: Path, *, kind: str) -> None:
+        self.kind = kind
+        self.enabled = kind == "on"
+        env = {"STATECORE_ENABLED": str(self.enabled).lower(), "STATECORE_ROOT": str(directory)}
+        prefix = "plain_" if kind == "bare" else ""
+        specs = [ServerSpec(name, f"benchmarks.servers:{prefix}{name}", env) for name in NAMES]
+        self.launcher = ProcessLauncher(specs, directory / kind, token=TOKEN, lifeline=True)
         self.urls: Mapping[str, str] = {}
         self.batches = 0
         self.client = make_client()
@@ -74,57 +79,50 @@ class Fleet:
             raise RuntimeError(f"{rollout_id} answered {reply.status_code}: {reply.text}")
 
 
-async def compare(directory: Path, *, rollouts: int, turns: int, pairs: int) -> dict[str, Any]:
-    """Ratios on/off of wall and CPU per turn, with the medians behind them."""
-    on, off = Fleet(directory, enabled=True), Fleet(directory, enabled=False)
-    figures: list[tuple[Figure, Figure]] = []
+async def compare(directory: Path, *, rollouts: int, turns: int, rounds: int) -> dict[str, Any]:
+    """Ratios on/off and on/bare of wall and CPU per turn, with the medians behind them."""
+    fleets = [Fleet(directory, kind=kind) for kind in KINDS]
+    figures: list[dict[str, Figure]] = []
     try:
-        await on.start()
-        await off.start()
-        for fleet in (on, off):
+        for fleet in fleets:
+            await fleet.start()
+        for fleet in fleets:
             await fleet.batch(rollouts, max(2, turns // 4))  # connections and caches
-        for index in range(pairs):
-            order = (on, off) if index % 2 == 0 else (off, on)
-            found = {fleet.enabled: await fleet.batch(rollouts, turns) for fleet in order}
-            figures.append((found[True], found[False]))
+        for index in range(rounds):
+            shift = index % len(fleets)
+            order = fleets[shift:] + fleets[:shift]
+            figures.append({fleet.kind: await fleet.batch(rollouts, turns) for fleet in order})
     finally:
         with trio.CancelScope(shield=True):
-            for fleet in (on, off):
+            for fleet in fleets:
                 await fleet.launcher.stop()
                 await fleet.client.aclose()
-    result: dict[str, Any] = {"rollouts": rollouts, "turns": turns, "pairs": pairs}
+    result: dict[str, Any] = {"rollouts": rollouts, "turns": turns, "rounds": rounds}
     for name in ("wall_us", "cpu_us"):
-        ratios = [getattr(a, name) / getattr(b, name) for a, b in figures]
-        added = [getattr(a, name) - getattr(b, name) for a, b in figures]
-        result[name] = {
-            "off": median_interval([getattr(b, name) for _, b in figures]),
-            "ratio": median_interval(ratios),
-            "added": median_interval(added),
+        found = {kind: [getattr(each[kind], name) for each in figures] for kind in KINDS}
+        result[name] = {kind: median_interval(found[kind]) for kind in KINDS} | {
+            f"on/{kind}": median_interval([a / b for a, b in zip(found["on"], found[kind], strict=True)])
+            for kind in ("off", "bare")
         }
     return result
 
 
 async def run(directory: Path, *, short: bool) -> list[dict[str, Any]]:
     """Both sizes: one rollout at a time, and 32 at once."""
-    pairs = 3 if short else 15
+    rounds = 3 if short else 15
     sizes = ((1, 100 if short else 400), (32, 8 if short else 30))
-    return [await compare(directory, rollouts=r, turns=t, pairs=pairs) for r, t in sizes]
+    return [await compare(directory, rollouts=r, turns=t, rounds=rounds) for r, t in sizes]
 
 
 def show(results: list[dict[str, Any]]) -> str:
     rows = []
     for each in results:
         for name in ("wall_us", "cpu_us"):
-            ratio, low, high = each[name]["ratio"]
-            rows.append(
-                (
-                    f"{each['rollouts']} rollouts, {name[:-3]}",
-                    f"{each[name]['off'][0]:.0f}",
-                    f"{each[name]['added'][0]:+.0f}",
-                    f"{(ratio - 1) * 100:+.1f} %",
-                    f"{(low - 1) * 100:+.1f} .. {(high - 1) * 100:+.1f} %",
-                    each["pairs"],
-                )
-            )
-    header = ("per turn", "off us", "added us", "median of ratios", "95 % interval", "pairs")
+            figures = each[name]
+            row = [f"{each['rollouts']} rollouts, {name[:-3]}", *(f"{figures[kind][0]:.0f}" for kind in KINDS)]
+            for kind in ("off", "bare"):
+                ratio, low, high = (100 * (value - 1) for value in figures[f"on/{kind}"])
+                row.append(f"{ratio:+.1f} % ({low:+.1f} .. {high:+.1f})")
+            rows.append(row)
+    header = ("us per turn", *KINDS, "on against off (95 %)", "on against bare (95 %)")
     return table(header, rows)

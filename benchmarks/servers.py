@@ -12,9 +12,10 @@ import anyio
 from attrs import field, frozen
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from participants.net.client import make_client
 from participants.net.http import ASGIApp
 from participants.servers.agent import Agent
 from participants.servers.codecs import attrs_codec
@@ -102,6 +103,56 @@ def agent() -> ASGIApp:
 
     paths = ("/run", "/v1/responses")
     return loops.wrap(Starlette(routes=[Route(path, run, methods=["POST"]) for path in paths]))
+
+
+# --- the same loop without statecore: what somebody would write who has no checkpoints
+
+
+def plain_policy_model() -> ASGIApp:
+    async def complete(request: Request) -> Response:
+        return JSONResponse(await answer(request.url.path, await request.json()))
+
+    return Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
+
+
+def plain_tools() -> ASGIApp:
+    sessions: dict[str, Session] = {}
+
+    async def seed(request: Request) -> Response:
+        name = (await request.json())["session"]
+        sessions[name] = Session()
+        response = JSONResponse({})
+        response.set_cookie("session", name)
+        return response
+
+    async def increment(request: Request) -> Response:
+        name = request.cookies["session"]
+        session = sessions[name] = Session(sessions[name].value + (await request.json())["by"])
+        return JSONResponse({"value": session.value})
+
+    return Starlette(
+        routes=[Route("/seed_session", seed, methods=["POST"]), Route("/increment", increment, methods=["POST"])]
+    )
+
+
+def plain_agent() -> ASGIApp:
+    client = make_client()
+    urls = dict(Settings.from_env().servers)
+
+    async def run(request: Request) -> Response:
+        body = await request.json()
+        name = body["episode_id"]["rollout_id"]
+        await client.post(urls["tools"] + "/seed_session", json={"session": name})
+        cookie = {"cookie": f"session={name}"}
+        chat = Chat()
+        while chat.turns < body["task"]["turns"]:
+            asked = {"messages": chat.messages, "turn": chat.turns + 1}
+            (await client.post(urls["policy_model"] + "/v1/chat/completions", json=asked)).json()
+            (await client.post(urls["tools"] + "/increment", json={"by": 1}, headers=cookie)).json()
+            chat = Chat(chat.messages, chat.turns + 1)
+        return JSONResponse({"turns": chat.turns})
+
+    return Starlette(routes=[Route("/run", run, methods=["POST"])])
 
 
 def env() -> ASGIApp:

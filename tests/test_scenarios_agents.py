@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from participants.identity import EpisodeId
 from participants.net.http import ASGIApp, Incoming, Scope
+from participants.net.posts import Answered
 from participants.servers.admission import Activity
 from participants.servers.agent import Agent
 from participants.servers.agent_session import LiveSession, Session
@@ -63,8 +64,8 @@ class Refusing(Resources[Counter]):
 
 
 class NaivePeer(Peer):
-    def _read(self, response: httpx.Response) -> Reply | None:
-        return super()._read(response) or Reply(response.status_code, response.json(), response.headers)
+    def _read(self, answered: Answered) -> Reply | None:
+        return super()._read(answered) or Reply(answered.status, json.loads(answered.body), answered.headers)
 
 
 class NaiveSession(Session):

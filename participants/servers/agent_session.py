@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import httpx
 from attrs import define, field, frozen
 from starlette.responses import JSONResponse
 from starlette.responses import Response as HttpResponse
@@ -288,7 +287,7 @@ class Session:
             if live.activity is not None:
                 live.activity.exempt()
 
-    async def _around_model(self, waiting: Awaitable[httpx.Response]) -> httpx.Response:
+    async def _around_model(self, waiting: Awaitable[T]) -> T:
         """Quiet while the generation runs; its reply is held here while the server is closed (section 6)."""
         live, clock = self._live, self._agent.seams.clock
         assert live is not None

@@ -32,6 +32,7 @@ from ..identity import (
     with_prefix,
 )
 from ..net.http import encode_body, refuse_request
+from ..net.posts import Answered
 from ..records.positions import SEED_HISTORY, Position, next_history
 from ..records.records import PartRef
 from .executions import ParticipantLost
@@ -111,7 +112,7 @@ class Peer:
     episode: EpisodeId | None
     trail: Trail
     check: Callable[[], None]
-    around_model: Callable[[Awaitable[httpx.Response]], Awaitable[httpx.Response]] | None = None
+    around_model: Callable[[Awaitable[Answered]], Awaitable[Answered]] | None = None
     on_restart: Callable[[], None] = lambda: None
 
     @property
@@ -131,18 +132,18 @@ class Peer:
         execution is over (here or there).
         """
         content = encode_body({} if body is None else body)
-        sent = self._headers(path, headers or {}, operation_id)
+        sent = self._headers(path, headers, operation_id)
         pause = CLOSED_WAIT_S[0]
         while True:
             self.check()
-            response = await self._send(path, content, sent)
-            reply = self._read(response)
+            answered = await self._send(path, content, sent)
+            reply = self._read(answered)
             if reply is not None:
                 break
             await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
             await anyio.sleep(pause)
             pause = min(pause * 2, CLOSED_WAIT_S[1])
-        cookies = response.headers.get_list("set-cookie") if "set-cookie" in reply.headers else ()
+        cookies = answered.all(b"set-cookie") if "set-cookie" in reply.headers else ()
         self.trail.note_reply(self.name, reply.headers, cookies)
         call_id = reply.headers.get(MODEL_CALL_HEADER)
         if call_id is not None and reply.ok:
@@ -151,28 +152,29 @@ class Peer:
             self.on_restart()
         return reply
 
-    def _headers(self, path: str, extra: Mapping[str, str], operation_id: str | None) -> dict[str, str]:
-        headers = {"content-type": "application/json", **extra}
-        if not self.host.settings.enabled:
-            return headers | self._cookie()
-        if self.host.epoch is not None:
-            headers[EPOCH_HEADER] = str(self.host.epoch)
-        if is_model_path(path):
-            if self.trail.last_model_call_id is not None:
-                headers[PARENT_CALL_HEADER] = self.trail.last_model_call_id
-        else:
-            headers[OPERATION_HEADER] = operation_id or self.host.seams.entropy.token_hex(16)
-        return headers | self._cookie()
-
-    def _cookie(self) -> dict[str, str]:
+    def _headers(self, path: str, extra: Mapping[str, str] | None, operation_id: str | None) -> list[tuple[str, str]]:
+        headers = [("content-type", "application/json")]
+        if extra:
+            headers += [(name.lower(), value) for name, value in extra.items()]
         jar = self.trail.cookies.get(self.name)
-        return {"cookie": "; ".join(f"{name}={value}" for name, value in jar.items())} if jar else {}
+        if jar:
+            headers.append(("cookie", "; ".join([f"{name}={value}" for name, value in jar.items()])))
+        if not self.host.settings.enabled:
+            return headers
+        epoch = self.host.epoch
+        if epoch is not None:
+            headers.append((EPOCH_HEADER, str(epoch)))
+        if not is_model_path(path):
+            headers.append((OPERATION_HEADER, operation_id or self.host.seams.entropy.token_hex(16)))
+        elif self.trail.last_model_call_id is not None:
+            headers.append((PARENT_CALL_HEADER, self.trail.last_model_call_id))
+        return headers
 
-    async def _send(self, path: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
+    async def _send(self, path: str, content: bytes, headers: list[tuple[str, str]]) -> Answered:
         prefixed = path if self.episode is None or not self.host.settings.enabled else with_prefix(self.episode, path)
 
-        async def once() -> httpx.Response:
-            return await self.host.client.post(self.url + prefixed, content=content, headers=headers)
+        def once() -> Awaitable[Answered]:
+            return self.host.posts.post(self.url, prefixed, content, headers)
 
         for tried in range(1, CONNECT_TRIES + 1):
             try:
@@ -187,24 +189,24 @@ class Peer:
                 raise ParticipantLost(f"{self.name} did not answer {path}: {type(error).__name__} {error}") from error
         raise AssertionError("unreachable")
 
-    def _read(self, response: httpx.Response) -> Reply | None:
+    def _read(self, answered: Answered) -> Reply | None:
         """The reply, or None when the peer is closed, or has no room to hold the call, and must be asked again."""
         try:
-            body: Any = parse(response.content)
+            body: Any = parse(answered.body)
         except WireError:
-            body = response.text
-        code = _code(body) if response.status_code >= 400 else None
+            body = answered.body.decode("utf-8", "replace")
+        code = _code(body) if answered.status >= 400 else None
         if code in ("admission_closed", "too_many_held"):
             return None
         if code == "stale_attempt":
             raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")
         if code in ("session_lost", "stale_incarnation", "stale_epoch", "participant_lost", "participant_broken"):
             raise ParticipantLost(f"{self.name} answered {code}")
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers.raw}
+        headers = answered.headers
         ours = code is not None or INCARNATION_HEADER in headers
-        if response.status_code >= 500 and not ours and self.host.settings.enabled:
-            raise ParticipantLost(f"{self.name} answered {response.status_code} without an error of its own")
-        return Reply(response.status_code, body, headers)
+        if answered.status >= 500 and not ours and self.host.settings.enabled:
+            raise ParticipantLost(f"{self.name} answered {answered.status} without an error of its own")
+        return Reply(answered.status, body, headers)
 
 
 def _code(body: Any) -> str | None:

@@ -17,8 +17,8 @@ import httpx
 from statecore import DefinitionError, Refused
 
 from ..identity import EpisodeId
-from ..net.client import make_client
 from ..net.http import ASGIApp, Incoming, Send, until_gone
+from ..net.posts import Posts
 from ..settings import Seams, Settings
 from .admission import Activity, Admission
 from .asgi import Shell
@@ -63,7 +63,7 @@ class Server(ABC):
             on_change=self._on_change,
         )
         self._transport = transport
-        self._client: httpx.AsyncClient | None = None
+        self._posts: Posts | None = None
         if settings.enabled and self._takes_part():
             self.participant = Participant(name, self.settings, self.seams, self, self.admission, self.fences)
 
@@ -79,11 +79,11 @@ class Server(ABC):
         return Shell(self, app) if self.settings.enabled else app
 
     @property
-    def client(self) -> httpx.AsyncClient:
-        """The client for calls to other servers: data only, never shared with control traffic."""
-        if self._client is None:
-            self._client = make_client(self._transport)
-        return self._client
+    def posts(self) -> Posts:
+        """What sends calls to other servers: data only, never shared with control traffic."""
+        if self._posts is None:
+            self._posts = Posts(self._transport)
+        return self._posts
 
     @property
     def epoch(self) -> int | None:

@@ -17,6 +17,7 @@ import httpx
 import trio
 
 from ..net.http import Message, Scope
+from ..net.posts import target_of
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024
 NO_BODY_STATUS: Final = frozenset({204, 304})
@@ -85,7 +86,7 @@ class Exchange:
     def scope(self, client_port: int, state: dict[str, Any]) -> Scope:
         """The ASGI scope of the request."""
         url = self._request.url
-        raw_path, _, query = url.raw_path.partition(b"?")
+        raw_path, _, query = target_of(self._request).partition(b"?")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

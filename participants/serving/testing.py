@@ -16,6 +16,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Final
+from urllib.parse import unquote
 
 import httpx
 import trio
@@ -23,6 +24,7 @@ from attrs import frozen
 
 from ..net.client import make_client
 from ..net.http import ASGIApp
+from ..net.posts import target_of
 from .exchange import Exchange
 from .lifespan import StartupFailed
 from .memory_server import GRACEFUL_S, AppError, MemoryServer
@@ -46,7 +48,7 @@ class Call:
 
     @property
     def path(self) -> str:
-        return self.request.url.path
+        return unquote(target_of(self.request).partition(b"?")[0].decode("ascii"))
 
 
 @frozen
