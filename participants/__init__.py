@@ -10,29 +10,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .coordination.coordinator import Aborted, Coordinator, CoordinatorSettings, Published, Recovered
-    from .coordination.trainer import Dispatch, Result, SavesResults, Trainer
+    from .coordination.coordinator import (
+        Aborted,
+        Coordinator,
+        CoordinatorError,
+        CoordinatorSettings,
+        Overtaken,
+        Published,
+        Recovered,
+    )
+    from .coordination.recovery import CheckpointRejected
+    from .coordination.trainer import Dispatch, Disposition, Result, SavesResults, Trainer
     from .servers.agent import Agent
     from .servers.auxiliary_model import AuxiliaryModel
-    from .servers.codecs import Codec, attrs_codec, json_codec
+    from .servers.codecs import Codec, CodecError, attrs_codec, check_codec, json_codec
     from .servers.environment import Environment
     from .servers.modes import Mode
     from .servers.policy_model import PolicyModel
     from .servers.resources import Resources, Verify
     from .serving.launcher import Launcher, ProcessLauncher, ServerSpec
-    from .settings import Seams, Settings
+    from .settings import Seams, Settings, SettingsError
 
 _WHERE = {
     "Aborted": "coordination.coordinator",
     "Agent": "servers.agent",
     "AuxiliaryModel": "servers.auxiliary_model",
+    "CheckpointRejected": "coordination.recovery",
     "Codec": "servers.codecs",
+    "CodecError": "servers.codecs",
     "Coordinator": "coordination.coordinator",
+    "CoordinatorError": "coordination.coordinator",
     "CoordinatorSettings": "coordination.coordinator",
     "Dispatch": "coordination.trainer",
+    "Disposition": "coordination.trainer",
     "Environment": "servers.environment",
     "Launcher": "serving.launcher",
     "Mode": "servers.modes",
+    "Overtaken": "coordination.coordinator",
     "PolicyModel": "servers.policy_model",
     "ProcessLauncher": "serving.launcher",
     "Published": "coordination.coordinator",
@@ -43,9 +57,11 @@ _WHERE = {
     "Seams": "settings",
     "ServerSpec": "serving.launcher",
     "Settings": "settings",
+    "SettingsError": "settings",
     "Trainer": "coordination.trainer",
     "Verify": "servers.resources",
     "attrs_codec": "servers.codecs",
+    "check_codec": "servers.codecs",
     "json_codec": "servers.codecs",
 }
 
@@ -53,13 +69,18 @@ __all__ = [
     "Aborted",
     "Agent",
     "AuxiliaryModel",
+    "CheckpointRejected",
     "Codec",
+    "CodecError",
     "Coordinator",
+    "CoordinatorError",
     "CoordinatorSettings",
     "Dispatch",
+    "Disposition",
     "Environment",
     "Launcher",
     "Mode",
+    "Overtaken",
     "PolicyModel",
     "ProcessLauncher",
     "Published",
@@ -70,9 +91,11 @@ __all__ = [
     "Seams",
     "ServerSpec",
     "Settings",
+    "SettingsError",
     "Trainer",
     "Verify",
     "attrs_codec",
+    "check_codec",
     "json_codec",
 ]
 

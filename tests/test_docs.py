@@ -357,8 +357,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from participants.servers.agent import Agent
-from participants.settings import Settings
+from participants import Agent, Settings
 
 @frozen
 class Chat:
