@@ -48,7 +48,10 @@ class SessionData:
 
     def applied(self, operation_id: str) -> Operation | None:
         """The operation of that id, if it was applied and is remembered."""
-        return next((done for done in reversed(self.operations) if done.operation_id == operation_id), None)
+        for done in self.operations:
+            if done.operation_id == operation_id:
+                return done
+        return None
 
 
 @frozen
@@ -129,7 +132,8 @@ def advance(data: SessionData, event: Mutated) -> tuple[SessionData, list[object
     if data.position is None:
         raise ValueError("a session without a position cannot advance")
     done = (*data.operations, Operation(event.operation_id, event.reply))[-data.max_operations :]
-    return evolve(data, position=next_position(data.position, event.operation_id), operations=done), []
+    position = next_position(data.position, event.operation_id)
+    return SessionData(position, data.seed_id, done, data.max_operations), []
 
 
 _S = SessionState

@@ -53,6 +53,21 @@ class _Base:
         return cls(url, url.netloc, url.path.rstrip("/"))
 
 
+class _Content(httpx.AsyncByteStream):
+    """A body in one piece."""
+
+    def __init__(self, content: bytes) -> None:
+        self._left = [content] if content else []
+
+    def __aiter__(self) -> _Content:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()
+
+
 class Posts:
     """Sends POSTs; one more at once than `max_in_flight` raises TooManyInFlight. Raises httpx's transport errors."""
 
@@ -79,7 +94,7 @@ class Posts:
             "POST",
             base.url,
             headers=raw,
-            stream=httpx.ByteStream(content),
+            stream=_Content(content),
             extensions={"timeout": self._timeout, "target": target},
         )
         response = await self._transport.handle_async_request(request)

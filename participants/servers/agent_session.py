@@ -174,7 +174,7 @@ class LiveSession:
         self.trail.lineage_head = boundary.lineage_head
         self.trail.cookies = {server: dict(jar) for server, jar in boundary.cookies.items()}
         for part in boundary.parts or ():
-            self.trail.positions[(part.kind, part.instance, part.key)] = part.position
+            self.trail.note_position(part.instance, part.key, part.position)
         self.steps_used = boundary.steps_used
         self.elapsed_s = boundary.elapsed_s
         self.task_digest = boundary.task_digest

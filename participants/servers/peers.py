@@ -69,6 +69,7 @@ class Trail:
     lineage_head: str | None = None
     model_calls: int = 0
     positions: dict[tuple[str, str, str], Position] = field(factory=dict)
+    sessions: dict[str, str] = field(factory=dict)  # the session at each resources server
     cookies: dict[str, dict[str, str]] = field(factory=dict)
 
     def note_call(self, model_call_id: str) -> None:
@@ -78,6 +79,7 @@ class Trail:
         self.last_model_call_id = model_call_id
 
     def note_position(self, server: str, session_id: str, position: Position) -> None:
+        self.sessions[server] = session_id
         self.positions[("resources", server, session_id)] = position
 
     def note_reply(self, server: str, headers: Mapping[str, str], set_cookies: Iterable[str]) -> None:
@@ -90,7 +92,8 @@ class Trail:
             self.cookies.setdefault(server, {}).update(named)
         position = _position(headers)
         if position is not None:
-            self.note_position(server, headers.get(SESSION_HEADER, ""), position)
+            session_id = headers.get(SESSION_HEADER) or self.sessions.get(server, "")
+            self.note_position(server, session_id, position)
 
     def parts(self) -> tuple[PartRef, ...]:
         return tuple(

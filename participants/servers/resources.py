@@ -161,7 +161,9 @@ class Resources(Server, Generic[S]):
         self._prove(state)
         session = self._seeded(request, state)
         cookie = self.cookies.write(session.session_id)
-        return JSONResponse(body, headers=headers | self._position(session) | {"set-cookie": cookie})
+        if self.settings.enabled:
+            headers |= self._position(session) | {SESSION_HEADER: session.session_id}
+        return JSONResponse(body, headers=headers | {"set-cookie": cookie})
 
     @asynccontextmanager
     async def mutate(self, scope: Scope) -> AsyncIterator[Change[S]]:
@@ -299,11 +301,7 @@ class Resources(Server, Generic[S]):
         if not self.settings.enabled:
             return {}
         position = session.position
-        return {
-            REVISION_HEADER: str(position.revision),
-            POSITION_HEADER: position.header,
-            SESSION_HEADER: session.session_id,
-        }
+        return {REVISION_HEADER: str(position.revision), POSITION_HEADER: position.header}
 
     def _use(self, session: Session[S]) -> None:
         """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
