@@ -141,7 +141,7 @@ class Resources(Server, Generic[S]):
         super().__init__(name, settings, seams=seams, transport=transport)
         self.cookies = SessionCookies(name, settings.cookie_secret)
         self._book: SessionBook[S] = SessionBook()
-        self._inflight: dict[int, Blocker] = {}
+        self._inflight: dict[int, tuple[EpisodeId | None, str, float]] = {}  # whose, which path, since when
         self._proved: set[bool] = set()
 
     # --- what an application calls
@@ -336,7 +336,7 @@ class Resources(Server, Generic[S]):
         if request.episode is not None and not closing:
             for passed in self._book.below(request.episode):  # section 3
                 self._book.retire(passed)
-        self._inflight[id(activity)] = Blocker(owner, f"{request.path} runs", self.seams.clock.monotonic())
+        self._inflight[id(activity)] = (owner, request.path, self.seams.clock.monotonic())
         try:
             await serve(app, request, send)
         finally:
@@ -350,7 +350,9 @@ class Resources(Server, Generic[S]):
         if self.mode.wire == "restart_only":
             restarts = sorted(episode.key for episode in self._book.episodes)
         counts = {"inflight": len(self._inflight), "sessions": len(self._book)}
-        return Report(list(self._inflight.values()), counts, restarts)  # of a restart_only server: seeds
+        # of a restart_only server these are seeds
+        blockers = [Blocker(whose, f"{path} runs", since) for whose, path, since in self._inflight.values()]
+        return Report(blockers, counts, restarts)
 
     def status(self) -> Json:
         return {
