@@ -62,14 +62,32 @@ class Fleet:
                 )
                 await control.call("resume", {"checkpoint_id": "rs-000001-000001"}, clock.time() + 30)
 
+    async def _tidy(self, rollout_ids: list[str]) -> None:
+        """What a coordinator does after a checkpoint: results are acknowledged, rollouts ended and forgotten."""
+        clock = SystemClock()
+        async with make_client() as client:
+            for name, url in self.urls.items():
+                control = ControlClient(
+                    client, url, TOKEN, name=name, clock=clock, entropy=SystemEntropy(), epoch=EPOCH
+                )
+                if name == "agent":
+                    await control.acknowledge((await control.results())["receipts"])
+                episodes = [{"rollout_id": each} for each in rollout_ids]
+                common = {"checkpoint_id": "rs-000001-000001"}
+                await control.call("retire", common | {"episode_ids": episodes}, clock.time() + 30)
+                await control.call("forget", common | {"rollout_ids": rollout_ids}, clock.time() + 30)
+
     async def batch(self, rollouts: int, turns: int) -> Figure:
-        """`rollouts` rollouts of `turns` turns at once."""
+        """`rollouts` rollouts of `turns` turns at once; what is left of them is cleared away, untimed."""
         self.batches += 1
+        names = [f"b{self.batches}-{index}" for index in range(rollouts)]
         cpu, wall = cpu_seconds(self.launcher.pids.values()), time.perf_counter()
         async with trio.open_nursery() as nursery:
-            for index in range(rollouts):
-                nursery.start_soon(self._run, f"b{self.batches}-{index}", turns)
+            for name in names:
+                nursery.start_soon(self._run, name, turns)
         wall, cpu = time.perf_counter() - wall, cpu_seconds(self.launcher.pids.values()) - cpu
+        if self.enabled:
+            await self._tidy(names)
         return Figure(wall / (rollouts * turns) * 1e6, cpu / (rollouts * turns) * 1e6)
 
     async def _run(self, rollout_id: str, turns: int) -> None:
