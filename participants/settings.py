@@ -117,6 +117,7 @@ def control_token(variable: str | None = None, environ: Mapping[str, str] | None
     return environ.get(f"{PREFIX}CONTROL_AUTH_TOKEN", environ.get(TOKEN_VARIABLE))
 
 
+_BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _BOOLS = {"enabled", "epoch_required"}
 _INTEGERS = {"epoch", "max_held", "max_retained_bytes", "max_body_bytes", "max_operations"}
 _NUMBERS = {"lease_grace_seconds", "max_deadline_s"}
@@ -125,14 +126,16 @@ _NUMBERS = {"lease_grace_seconds", "max_deadline_s"}
 def _from_text(name: str, text: str) -> object:
     try:
         if name in _BOOLS:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+            return _BOOL_WORDS[text.lower()]
         if name in _INTEGERS:
             return int(text)
         if name in _NUMBERS:
             return float(text)
         if name == "servers":
             return _typed(name, parse(text))
-    except (KeyError, ValueError, WireError) as error:
+    except KeyError as error:
+        raise SettingsError(f"{PREFIX}{name.upper()}={text!r}: write one of {', '.join(_BOOL_WORDS)}") from error
+    except (ValueError, WireError) as error:
         raise SettingsError(f"{PREFIX}{name.upper()}={text!r} cannot be read: {error}") from error
     return Path(text) if name == "root" else text
 
@@ -149,9 +152,12 @@ def _typed(name: str, value: object) -> object:
     if name in _NUMBERS and type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]
     if name == "servers" and isinstance(value, Mapping):
-        if all(type(key) is str and type(url) is str for key, url in value.items()):
-            return dict(value)
-        raise SettingsError("checkpoint.servers must be an object of names and URLs")
+        named = {key: url for key, url in value.items() if type(key) is str and type(url) is str}
+        if len(named) == len(value):
+            return named
     if name in ("control_auth_token", "closed_answer", "cookie_secret") and type(value) is str:
         return value
-    raise SettingsError(f"checkpoint.{name}: {type(value).__name__} is not what belongs here")
+    wanted = "an object of names and URLs" if name == "servers" else "a string"
+    for names, words in ((_BOOLS, "true or false"), (_INTEGERS, "an integer"), (_NUMBERS, "a number")):
+        wanted = words if name in names else wanted
+    raise SettingsError(f"checkpoint.{name} must be {wanted}, not of type {type(value).__name__}")

@@ -22,7 +22,7 @@ from typing import Any
 from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
-from .errors import StatecoreError
+from .errors import DefinitionError, StatecoreError
 from .explore import Verdict
 from .machine import Table
 from .report import Report, check
@@ -116,7 +116,10 @@ def load_module(target: str) -> tuple[ModuleType, str | None]:
         raise UsageError(f"there is no file {place}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # attrs looks a class's module up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (DefinitionError, SyntaxError, ImportError) as error:
+        raise UsageError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
     return module, name or None
 
 
@@ -143,12 +146,17 @@ def _place(module: ModuleType) -> str:
 
 
 def _register_check(commands: Subparsers) -> None:
-    parser = commands.add_parser("check", help="explore every reachable state of a world")
+    codes = ", ".join(f"{code} {verdict.value.replace('_', ' ')}" for verdict, code in EXIT_CODES.items())
+    parser = commands.add_parser(
+        "check",
+        help="explore every reachable state of a world",
+        epilog=f"Exit code: {codes}, 2 wrong command line; of several worlds the first that does not hold decides.",
+    )
     parser.add_argument("target", metavar="FILE.py[:World]", help="without a name, every world in the file")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the world")
     parser.add_argument("--max-states", type=int, default=1_000_000, metavar="N", help="distinct states (1,000,000)")
     parser.add_argument("--max-depth", type=int, metavar="N", help="levels; the initial state is the first")
-    parser.add_argument("--max-seconds", type=float, metavar="S")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help="how long to search (no bound)")
     parser.add_argument("--json", action="store_true", help="one JSON object per world")
     parser.set_defaults(run=_check)
 

@@ -325,17 +325,32 @@ def test_a_configuration_that_cannot_work_refuses_to_start_and_names_the_setting
 
 @pytest.mark.parametrize(
     ("values", "named"),
-    [({"enabeld": True}, "enabeld"), ({"enabled": "yes"}, "enabled"), ({"servers": {"a": 1}}, "servers")],
+    [
+        ({"enabeld": True}, "enabeld: unknown setting; known are closed_answer"),
+        ({"enabled": "yes"}, "enabled must be true or false, not of type str"),
+        ({"max_held": 1.5}, "max_held must be an integer, not of type float"),
+        ({"lease_grace_seconds": "5"}, "lease_grace_seconds must be a number, not of type str"),
+        ({"control_auth_token": 5}, "control_auth_token must be a string, not of type int"),
+        ({"servers": {"a": 1}}, "servers must be an object of names and URLs"),
+    ],
 )
 def test_a_configuration_section_with_a_wrong_key_or_type_is_refused(values: dict[str, Any], named: str) -> None:
-    """Unknown keys and wrong types are named, not dropped."""
+    """Unknown keys and wrong types are named, not dropped, with what would be right."""
     with pytest.raises(SettingsError, match=named):
         Settings.from_mapping(values)
 
 
-@pytest.mark.parametrize("text", ["STATECORE_MAX_HELD=many", "STATECORE_ENABLED=maybe", "STATECORE_SERVERS=["])
-def test_an_environment_variable_that_cannot_be_read_is_named(text: str) -> None:
-    """The variable and its value are in the message."""
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("STATECORE_MAX_HELD=many", "cannot be read"),
+        ("STATECORE_ENABLED=maybe", "write one of true, 1, false, 0"),
+        ("STATECORE_SERVERS=[", "cannot be read"),
+        ("STATECORE_SERVERS=[]", "checkpoint.servers must be an object"),
+    ],
+)
+def test_an_environment_variable_that_cannot_be_read_is_named(text: str, says: str) -> None:
+    """The variable and its value are in the message, or the setting and what it must be."""
     name, _, value = text.partition("=")
-    with pytest.raises(SettingsError, match=name):
+    with pytest.raises(SettingsError, match=says):
         Settings.from_env({name: value})

@@ -134,6 +134,26 @@ def test_what_is_not_there_is_said_with_exit_code_2(args: list[str], says: str, 
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        (
+            "from statecore import *\nfrom enum import Enum\nS = Enum('S', 'A B')\n"
+            "Table('odd', initial=S.A, cells={S.A: {int: go(S.B)}})",
+            "DefinitionError: table 'odd': state S.B has no row",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_no_violation(text: str, says: str, tmp_path: Path, capsys: Out) -> None:
+    """Exit code 2 and one line that says what is wrong in it; 1 is for a world that does not hold."""
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    assert main(["check", str(path)]) == 2
+    assert f"statecore: {path} cannot be loaded: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "args", [[], ["fly"], ["check"], ["check", "x.py", "y.py"], ["check", "x.py", "--max-states", "many"]]
 )
 def test_a_wrong_command_line_exits_with_2(args: list[str], capsys: Out) -> None:

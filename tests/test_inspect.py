@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,15 @@ def test_what_is_neither_a_checkpoint_nor_a_root_is_a_usage_error(tmp_path: Path
     make(tmp_path / "x")
     with pytest.raises(UsageError, match=r"x (is no directory|holds neither)"):
         inspect(str(tmp_path / "x"))
+
+
+def test_the_directory_of_a_whole_run_leads_to_its_root(root: Path, tmp_path: Path) -> None:
+    """Who gives the directory above a root, or above that, is told where the root is; it is not taken silently."""
+    (tmp_path / "job").mkdir()
+    moved = root.rename(tmp_path / "job" / "checkpoints")
+    for above in (moved.parent, tmp_path):
+        with pytest.raises(UsageError, match=f"holds neither .*; there is a root at {re.escape(str(moved))}$"):
+            inspect(str(above))
 
 
 def test_a_grid_is_aligned_text_or_a_table() -> None:

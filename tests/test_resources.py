@@ -24,7 +24,8 @@ from participants.records.positions import Position, next_history
 from participants.servers.codecs import Codec, attrs_codec
 from participants.servers.resources import Mode, Resources, Verify
 from participants.settings import Settings
-from statecore import DefinitionError
+from statecore import DefinitionError, Refused
+from statecore.wire import parse
 from tests.served_kinds import Fleet, run, settle
 from tests.small_job import ROOT, Counter, counter_resources
 
@@ -221,6 +222,40 @@ def test_export_and_restore_keep_the_whole_position() -> None:
         assert again.headers[POSITION_HEADER] == before.headers[POSITION_HEADER]
         late = await fleet.post("tools", f"{R1}/increment", {"by": 1})
         assert late.json()["error"]["code"] == "stale_attempt"
+
+    run(test)
+
+
+def test_one_live_session_is_exported_under_its_lock() -> None:
+    """Position and bytes of one session come in one piece; a mutation under way ends first. Covers: I37."""
+
+    async def test(fleet: Fleet) -> None:
+        inside, go_on = trio.Event(), trio.Event()
+
+        async def before() -> None:
+            inside.set()
+            await go_on.wait()
+
+        app: Any = counter_resources(fleet.config(), fleet.seams("tools"), before=before)
+        await fleet.start("tools", app)
+        session_id = (await fleet.post("tools", f"{R1}/seed_session")).headers[SESSION_HEADER]
+        found: list[tuple[Position, bytes]] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.post, "tools", f"{R1}/increment", {"by": 7})
+            await inside.wait()
+
+            async def export() -> None:
+                found.append(await app.server.export_session(session_id))
+
+            nursery.start_soon(export)
+            await settle()
+            assert not found
+            go_on.set()
+        (where, image) = found[0]
+        state = parse(image)
+        assert (where.revision, state["data"], state["position"]["revision"]) == (1, {"value": 7}, 1)
+        with pytest.raises(Refused, match="session_lost"):
+            await app.server.export_session("nobody")
 
     run(test)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from statecore.cli import UsageError
-from statecore.seams import SystemClock, SystemDisk, SystemEntropy
+from statecore.seams import Disk, SystemClock, SystemDisk, SystemEntropy
 from statecore.wire import unstructure
 
 from ..records.manifests import CheckpointId
@@ -22,6 +22,7 @@ from .console import Block, Grid, count, moment, show, size
 from .inspection import CheckpointView, PublishedView, RootView, is_checkpoint, is_root, view_checkpoint, view_root
 
 OK = "ok"
+HINT_LEVELS = 2
 
 
 def register(commands: Any) -> None:
@@ -47,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
         view = view_root(disk, directory, SystemClock(), SystemEntropy())
         damaged = view.damaged
     else:
-        raise UsageError(f"{args.directory} holds neither a checkpoint (checkpoint.json) nor a root (epoch-*.json)")
+        raise UsageError(
+            f"{args.directory} holds neither a checkpoint (checkpoint.json) nor a root (epoch-*.json)"
+            + "".join(f"; there is a root at {each}" for each in _roots_below(disk, directory))
+        )
     if args.json:
         kind = "checkpoint" if isinstance(view, CheckpointView) else "root"
         print(json.dumps({"type": kind, "valid": not damaged} | unstructure(view), indent=2))
@@ -55,6 +59,17 @@ def run(args: argparse.Namespace) -> int:
         blocks = tell_checkpoint(view) if isinstance(view, CheckpointView) else tell_root(view)
         show(blocks, plain=True if args.plain else None)
     return 1 if damaged else 0
+
+
+def _roots_below(disk: Disk, directory: Path, levels: int = HINT_LEVELS) -> Iterator[Path]:
+    """The roots at most so many levels below, for who gave the directory of a whole run."""
+    for name in disk.listdir(directory):
+        path = directory / name
+        if disk.kind(path) == "dir":
+            if is_root(disk, path):
+                yield path
+            elif levels > 1:
+                yield from _roots_below(disk, path, levels - 1)
 
 
 def _expected_id(directory: Path) -> str | None:

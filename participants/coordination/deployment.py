@@ -23,7 +23,6 @@ from .introduction import Role, UnknownRole, introduce
 from .outcomes import CoordinatorError
 from .recovery import Server
 
-MAX_PARTICIPANTS: Final = 10_000
 PREPARE_ORDER: Final = (Role.ENVIRONMENT, Role.POLICY, Role.AGENT, Role.RESOURCES)
 RESUME_ORDER: Final = (Role.RESOURCES, Role.POLICY, Role.AGENT, Role.ENVIRONMENT)
 RETIRE_ORDER: Final = ((Role.ENVIRONMENT,), (Role.AGENT,), (Role.POLICY, Role.RESOURCES))
