@@ -382,6 +382,34 @@ def test_a_session_that_answered_is_restored_with_its_answer() -> None:
     run(test)
 
 
+def test_a_commit_names_the_episodes_that_the_agent_drives_itself() -> None:
+    """A session that an environment opened is not among them, one of `/run` is, and owns its record. Covers: S8."""
+
+    async def test(fleet: Fleet) -> None:
+        loop = Loop()
+        loop.allow(1)
+        await started(fleet, loop)
+        await fleet.post("agent", "/v1/agent_sessions", {"agent_session_id": "s2", "episode_id": {"rollout_id": "r2"}})
+        async with trio.open_nursery() as nursery:
+            Caller(fleet, nursery).run()
+            await settle()
+            nursery.start_soon(fleet.control, "agent", "prepare")
+            await settle()
+            loop.allow(2)
+            await settle()
+            scope = [*SCOPE, {"rollout_id": "r2", "attempt": 0}]
+            done = await fleet.control("agent", "commit", checkpoint_dir=str(ROOT / "ck"), episode_ids=scope)
+            assert done.status_code == 200, done.text
+            assert done.json()["own_episodes"] == ["r1"]
+            assert done.json()["episode_ids"] == ["r1", "r2"]
+            part = read_part(fleet.disk, ROOT / "ck", kind="agent", instance="agent")
+            owned = {each["episode_id"]["rollout_id"]: each.get("episode") is not None for each in part.records}
+            assert owned == {"r1": True, "r2": False}
+            nursery.cancel_scope.cancel()
+
+    run(test)
+
+
 def test_new_work_is_refused_while_closed_and_needs_an_identity() -> None:
     """`/run` and new sessions get admission_closed; a call that names no rollout gets rollout_id_required."""
 

@@ -102,6 +102,22 @@ async def test_a_server_whose_prepare_reply_is_lost_for_good_is_resumed(autojump
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("server", ["env", "policy", "agent", "tools"])
+async def test_nothing_is_committed_without_every_server(autojump_clock: MockClock, server: str) -> None:
+    """A server that cannot be reached may hold a part of any rollout: nobody is told to write. Covers: I22, I40."""
+    async with a_world() as world:
+        async with running(world.coordinator(world.trainer()), dispatches({"p1": 6})) as (job, reports):
+            await trio.sleep(1.5)
+            world.network.faults = lambda call: (
+                Fault(refuse=True) if call.server == server and call.path.endswith("prepare") else None
+            )
+            outcome = await job.checkpoint(5)
+            assert isinstance(outcome, Aborted) and server in outcome.reason
+            assert "commit" not in world.history.verbs()
+        assert reports[0].delivered == 1
+
+
+@pytest.mark.trio
 async def test_a_server_that_cannot_be_resumed_is_named_and_the_others_are_open(autojump_clock: MockClock) -> None:
     """Resume goes on through the failure of one server; the checkpoint is in force all the same."""
     async with a_world() as world:

@@ -149,7 +149,7 @@ async def test_what_names_the_token_row_may_fail() -> None:
 
 
 def test_a_policy_version_is_a_pair() -> None:
-    """A bare step number, or anything but two counts, is no policy version (S51)."""
+    """A bare step number, or anything but two counts, is no policy version. Covers: S51"""
     model = PolicyModel("policy", Settings(), Generator())
     for wrong in ((1,), (1, -1), (1, 2.0), (True, 1)):
         with pytest.raises(ValueError, match="trainer life, step"):

@@ -21,7 +21,7 @@ from participants.identity import (
 )
 from participants.net.http import ASGIApp
 from participants.records.positions import Position, next_history
-from participants.servers.codecs import Codec, attrs_codec
+from participants.servers.codecs import Codec, attrs_codec, json_codec
 from participants.servers.resources import Mode, Resources, Verify
 from participants.settings import Settings
 from statecore import DefinitionError, Refused
@@ -69,6 +69,51 @@ def test_a_repeated_operation_gets_its_recorded_reply() -> None:
         ]
         assert [reply.json() for reply in again] == [{"value": 2}] * 3
         assert len({reply.headers[POSITION_HEADER] for reply in again}) == 1
+
+    run(test)
+
+
+def test_a_call_that_is_sent_again_while_it_runs_is_applied_once() -> None:
+    """A slow tool that was taken for dead: the second sending waits for the first and gets its reply. Covers: S38."""
+
+    async def test(fleet: Fleet) -> None:
+        started_calls = 0
+        go_on = trio.Event()
+
+        async def before() -> None:
+            nonlocal started_calls
+            started_calls += 1
+            await go_on.wait()
+
+        await started(fleet, before=before)
+        await fleet.post("tools", f"{R1}/seed_session")
+        replies: list[httpx.Response] = []
+
+        async def send() -> None:
+            headers = {OPERATION_HEADER: "op-1"}
+            replies.append(await fleet.post("tools", f"{R1}/increment", {"by": 3}, headers=headers))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            nursery.start_soon(send)
+            await settle()
+            go_on.set()
+        assert [reply.json() for reply in replies] == [{"value": 3}] * 2
+        assert ([position(reply).revision for reply in replies], started_calls) == ([1, 1], 1)
+
+    run(test)
+
+
+def test_a_request_that_failed_before_its_session_existed_blocks_no_prepare() -> None:
+    """What was refused or broke while it was seeding is counted out: prepare is ready at once. Covers: S22."""
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.start("tools", failing_resources(fleet, json_codec()))  # it cannot carry the state that it is given
+        assert (await fleet.post("tools", f"{R1}/seed_session")).status_code == 409
+        assert (await fleet.post("tools", f"{R1}/spoil")).json()["error"]["code"] == "session_lost"
+        report = (await fleet.control("tools", "prepare", within_s=5)).json()
+        assert (report["phase"], report["report"]["blockers"]) == ("prepared", [])
+        assert report["report"]["counts"] == {"inflight": 0, "sessions": 0}
 
     run(test)
 

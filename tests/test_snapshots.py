@@ -332,7 +332,7 @@ def test_an_operation_that_fails_leaves_no_half_commit_and_the_retry_succeeds(at
 
 @pytest.mark.parametrize("survives", Survives)
 def test_a_crash_at_any_operation_leaves_no_manifest_or_a_whole_part(survives: Survives) -> None:
-    """A manifest that is there vouches for everything; what was answered is there. Covers: I41, I42, I44"""
+    """A manifest that is there vouches for everything; what was answered is there. Covers: I41, I42, I44, S34"""
     total = operations()
     for at in range(total + 1):
         disk = CrashDisk()

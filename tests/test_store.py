@@ -654,7 +654,9 @@ OLD, NEW = CheckpointId(1, 1), CheckpointId(1, 2)
 
 @pytest.mark.parametrize("survives", Survives)
 def test_a_crash_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(survives: Survives) -> None:
-    """Every prefix of a publication, and all that a crash may leave of it: whole, and never less. Covers: I41, I42"""
+    """Every prefix of a publication, and all that a crash may leave of it: whole, and never less. Covers: I41, I42,
+    S34
+    """
     for at in range(crash_points() + 1):
         disk, answered = crashed(at)
         for seed in range(4 if survives is Survives.SOME else 1):
