@@ -2,7 +2,7 @@
 
 `DefinitionError` is a mistake in a declaration and is raised when it is defined. `Refused` is an answer, not a bug: the
 event may not happen in this state, nothing changed, and the shell encodes it. `InvariantBroken` carries a trace that
-breaks a property. `WireError` is bad input at a border and names the place in it. `Shapes`: all plain attributes.
+breaks a property. `WireError` is bad input at a border and names the place in it. `JournalError` names the line.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules: `step` is the only door; a refused event raises `Refused` and leaves the given snapshot as it was (it is
 immutable); effects come back as a tuple in the order they are owed. The hot path is one look-up in a table compiled
-when the machine is defined, see docs/reference for its cost.
+when the machine is defined.
 """
 
 from __future__ import annotations

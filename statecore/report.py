@@ -114,7 +114,8 @@ class Report:
         if broken is None:
             return []
         covers = f" ({', '.join(broken.covers)})" if broken.covers else ""
-        lines = [f"  {broken.name}{covers} is broken after {len(broken.steps)} steps, and no fewer:"]
+        steps = f"{len(broken.steps)} step{'' if len(broken.steps) == 1 else 's'}"
+        lines = [f"  {broken.name}{covers} is broken after {steps}, and no fewer:"]
         lines += [f"     0  start: {self._difference(None, broken.states[0])}"]
         for number, step in enumerate(broken.steps, start=1):
             before, after = broken.states[number - 1], broken.states[number : number + 1]
