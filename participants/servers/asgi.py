@@ -78,9 +78,12 @@ class Served(Protocol):
 
     name: str
     settings: Settings
+    incarnation: str
     participant: Participant | None
     admission: Admission
     group: anyio.abc.TaskGroup | None
+
+    def stamp(self, reply: Json) -> Json: ...
 
     def capabilities(self) -> Json: ...
 
@@ -170,10 +173,7 @@ class Shell:
         except ClientGone:
             return
         except Refused as refused:
-            answer = refusal(refused)
-            if self.server.participant is not None:
-                answer = answer.with_header(INCARNATION_HEADER, self.server.participant.incarnation)
-            await send_answer(send, answer)
+            await send_answer(send, refusal(refused).with_header(INCARNATION_HEADER, self.server.incarnation))
 
     def _is_ours(self, path: str) -> bool:
         if path == CAPABILITIES:
@@ -188,7 +188,6 @@ class Shell:
 
     async def _control(self, scope: Scope, receive: Receive, path: str) -> Answer:
         headers = headers_of(scope)
-        participant = self.server.participant
         try:
             self._check_token(headers)
             answer = await self._route(scope["method"], path, headers, receive)
@@ -203,10 +202,8 @@ class Shell:
         except Exception as error:  # said in our words: a server that answers so is not lost
             log.exception("%s: %s failed", self.server.name, path)
             answer = Answer(500, {"error": {"code": "internal_error", "detail": f"{type(error).__name__}: {error}"}})
-        if participant is not None and isinstance(answer.body, dict):
-            body = participant.stamp(answer.body) if answer.status == 200 else answer.body
-            answer = evolve(answer, body=body).with_header(INCARNATION_HEADER, participant.incarnation)
-        return answer
+        body = self.server.stamp(answer.body) if answer.status == 200 else answer.body
+        return evolve(answer, body=body).with_header(INCARNATION_HEADER, self.server.incarnation)
 
     def _check_token(self, headers: dict[str, str]) -> None:
         token = self.server.settings.control_auth_token or ""
@@ -258,13 +255,12 @@ class Shell:
         if participant is not None:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
-        incarnation = None if participant is None else participant.incarnation
-        request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation)
+        request = Incoming(scope["method"], path, headers, body, None, inner, receive, self.server.incarnation)
         episode = request.episode = _identify(named, request)
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             raise refuse_request("admission_closed", "this server is closed until its first restore or resume")
-        await self.server.data(request, send if incarnation is None else _named(send, incarnation), self.app)
+        await self.server.data(request, _named(send, self.server.incarnation), self.app)
 
 
 def _named(send: Send, incarnation: str) -> Send:

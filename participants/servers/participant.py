@@ -63,7 +63,14 @@ class Participant:
     """One server's control plane. `start` must have been called by the server's lifespan before anything is served."""
 
     def __init__(
-        self, name: str, settings: Settings, seams: Seams, part: Part, admission: Admission, fences: Fences
+        self,
+        name: str,
+        settings: Settings,
+        seams: Seams,
+        part: Part,
+        admission: Admission,
+        fences: Fences,
+        incarnation: str,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -71,7 +78,7 @@ class Participant:
         self.part = part
         self.admission = admission
         self.fences = fences
-        self.incarnation = seams.entropy.token_hex(16)
+        self.incarnation = incarnation
         control = Control(
             incarnation=self.incarnation,
             epoch=settings.epoch,
@@ -130,14 +137,6 @@ class Participant:
                 for blocker in shown
             ],
             "retained": list(report.retained),
-        }
-
-    def stamp(self, reply: Json) -> Json:
-        """A reply with the fields that every reply carries."""
-        return reply | {
-            "server_ts": self.seams.clock.time(),
-            "incarnation": self.incarnation,
-            "epoch": self.control.epoch,
         }
 
     def status(self) -> Json:

@@ -56,6 +56,7 @@ class Server(ABC):
         self.seams = seams or Seams()
         self.group: anyio.abc.TaskGroup | None = None
         self.fences = Fences()
+        self.incarnation = self.seams.entropy.token_hex(16)  # this process, in every reply
         self.participant: Participant | None = None
         self.admission = Admission(
             settings.max_held,
@@ -65,7 +66,9 @@ class Server(ABC):
         self._transport = transport
         self._posts: Posts | None = None
         if settings.enabled and self._takes_part():
-            self.participant = Participant(name, self.settings, self.seams, self, self.admission, self.fences)
+            self.participant = Participant(
+                name, self.settings, self.seams, self, self.admission, self.fences, self.incarnation
+            )
 
     def _takes_part(self) -> bool:
         return True
@@ -88,6 +91,14 @@ class Server(ABC):
     @property
     def epoch(self) -> int | None:
         return None if self.participant is None else self.participant.control.epoch
+
+    def stamp(self, reply: Json) -> Json:
+        """A control reply with the fields that every one carries."""
+        return reply | {
+            "server_ts": self.seams.clock.time(),
+            "incarnation": self.incarnation,
+            "epoch": self.settings.epoch if self.participant is None else self.participant.control.epoch,
+        }
 
     def capabilities(self) -> Json:
         """What a coordinator learns of this server: protocol.md section 14."""
