@@ -22,7 +22,7 @@ from participants.identity import RECEIPT_HEADER
 from participants.machines.control import Phase
 from participants.records import records
 from participants.records.manifests import FileRef, GlobalManifest, GymManifest, Manifest, ParticipantEntry
-from participants.servers import agent, asgi, environment, resources
+from participants.servers import agent, agent_records, asgi, environment, resources
 from participants.servers.calls import VERBS
 from participants.servers.conversation import MODEL_PATHS
 from participants.serving.testing import InMemoryNetwork
@@ -254,7 +254,7 @@ def test_every_field_of_a_file_is_documented() -> None:
     written: list[Any] = [Manifest, FileRef, ParticipantEntry, GymManifest, GlobalManifest, records.Receipt]
     written += [records.RegistryRow, records.LedgerRow, records.ModelRow, records.Position, records.PartRef]
     written += [records.AgentBoundary, records.AgentSessions, records.EnvironmentBoundary, records.ResourcesState]
-    written += [*records.RECORD_TYPES.values(), agent.KeptSession]
+    written += [*records.RECORD_TYPES.values(), agent_records.KeptSession]
     for cls in written:
         for attribute in attrs.fields(cls):
             if attribute.name != "extra":

@@ -17,9 +17,8 @@ import httpx
 from attrs import define, field, frozen
 
 from statecore import WireError, WireErrors
-from statecore.wire import structure, unstructure
+from statecore.wire import structure
 
-from ..files.snapshots import InvalidCheckpointState
 from ..identity import ACCESSES_HEADER, ACTIVATION_HEADER, MAX_DIGITS, RESTART_HEADER, EpisodeId
 from ..machines.attempt import AttemptState
 from ..net.http import (
@@ -36,10 +35,10 @@ from ..net.http import (
     send_bytes,
     serve,
 )
-from ..records._fields import encode_line, is_version
-from ..records.records import AgentBoundary, AgentRecord, record_json, task_digest
+from ..records.records import AgentRecord, record_json, task_digest
 from ..settings import Seams, Settings
 from .admission import Activity
+from .agent_records import Staged, record_of, staged
 from .agent_session import (
     OWN_RUN,
     Access,
@@ -52,7 +51,7 @@ from .agent_session import (
     read_accesses,
 )
 from .cookies import SessionCookies
-from .executions import Execution, Executions, Response, handled, never
+from .executions import Execution, Executions, handled, never
 from .modes import Mode
 from .part import Blocker, Json, Report
 from .server import Server
@@ -63,7 +62,6 @@ CLOSE_PATH: Final = "/v1/agent_sessions/close"
 ACTIVATE_PATH: Final = "/v1/responses"
 ANONYMOUS_PATHS: Final = frozenset({"/aggregate_metrics"})
 SESSION_KEY: Final = "statecore.session"
-SESSION_SCHEMA: Final = 1
 
 
 @frozen(kw_only=True)
@@ -81,48 +79,6 @@ class OpenSession:
 class CloseSession:
     agent_session_id: str
     episode_id: EpisodeId
-
-
-@frozen(kw_only=True)
-class KeptReply:
-    """An activation's reply: status, headers as [name, value], body as text."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: str
-
-    @classmethod
-    def of(cls, response: Response) -> KeptReply:
-        return cls(status=response.status, headers=response.headers, body=response.body.decode())
-
-    def response(self) -> Response:
-        return Response(self.status, self.headers, self.body.encode())
-
-
-@frozen(kw_only=True)
-class KeptSession:
-    """Payload of a record's `session`: how many activations were answered, and the last one's reply.
-
-    `payload_digest` is of what the session was given to do by the activation under way; "" between two.
-    """
-
-    schema_version: int = field(default=SESSION_SCHEMA, validator=is_version)
-    activations: int = 0
-    task_digest: str = ""
-    payload_digest: str = ""
-    reply: KeptReply | None = None
-
-
-@frozen
-class Staged:
-    """A record of a checkpoint, read, not installed yet."""
-
-    episode: EpisodeId
-    key: str
-    boundary: AgentBoundary | None
-    line: bytes | None
-    session: KeptSession
-    own: Any
 
 
 @define(eq=False)
@@ -383,7 +339,7 @@ class Agent(Server):
                 continue
             if live.restart or live.machine.state in (AttemptState.COMPLETED, AttemptState.TOMBSTONED):
                 continue
-            yield record_json(_record(live))
+            yield record_json(record_of(live))
 
     def committed(self, records: Sequence[Json]) -> Json:
         """Names the episodes that this agent's own `/run` drives (S8)."""
@@ -399,7 +355,7 @@ class Agent(Server):
             raise refuse_request("checkpoint_error", f"a {self.mode.value} agent cannot restore {count} records")
 
     def stage(self, records: Sequence[AgentRecord], scope: frozenset[EpisodeId]) -> list[Staged]:
-        return [_staged(record) for record in records]
+        return [staged(record) for record in records]
 
     def install(self, staged: Sequence[Staged], scope: frozenset[EpisodeId]) -> Sequence[str]:
         for each in staged:
@@ -448,39 +404,6 @@ class Agent(Server):
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
         self.executions.forget(rollout_ids)
-
-
-def _record(live: LiveSession) -> AgentRecord:
-    last = live.last
-    session = KeptSession(
-        activations=live.answered,
-        task_digest=live.task_digest,
-        payload_digest=live.payload_digest,
-        reply=KeptReply.of(last.response) if last is not None and last.answered and last.response else None,
-    )
-    own = None
-    if live.key == OWN_RUN:
-        own = {"schema_version": SESSION_SCHEMA, "task": live.task, "task_digest": live.task_digest}
-    return AgentRecord(
-        episode_id=live.episode,
-        session_key=live.key,
-        boundary=None if live.boundary is None else live.boundary.value(),
-        episode=own,
-        session=unstructure(session),
-    )
-
-
-def _staged(record: AgentRecord) -> Staged:
-    where = f"session {record.session_key!r} of {record.episode_id.key}"
-    try:
-        boundary = None if record.boundary is None else AgentBoundary.read(record.boundary)
-        if record.boundary is not None and boundary is None:
-            raise InvalidCheckpointState(f"{where}: its boundary was not written by this kind of agent")
-        session = structure(record.session, KeptSession) if record.session is not None else KeptSession()
-        line = None if boundary is None else encode_line(record.boundary)[:-1]
-    except (WireError, WireErrors) as error:
-        raise InvalidCheckpointState(f"{where}: {error}") from error
-    return Staged(record.episode_id.successor, record.session_key, boundary, line, session, record.episode)
 
 
 def _task(body: Any) -> Any:
