@@ -36,6 +36,7 @@ __all__ = [
     "canonical",
     "converter",
     "digest",
+    "encode",
     "exact",
     "items",
     "number",
@@ -59,6 +60,8 @@ _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
 )
 
+_ORDERED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False)
+
 
 # --- plain JSON
 
@@ -73,6 +76,15 @@ def canonical(value: object) -> bytes:
     """The one byte string of a JSON value: keys sorted by code point, no spaces, UTF-8. Raises WireError by path."""
     exact(value)
     return _ENCODER.encode(value).encode()
+
+
+def encode(value: object) -> bytes:
+    """The bytes of a JSON value with its keys in their order: what is kept to be given back as it was.
+
+    `parse(encode(x))` equals `x`, order included. Raises WireError by path.
+    """
+    exact(value)
+    return _ORDERED.encode(value).encode()
 
 
 def parse(data: bytes | str) -> Any:

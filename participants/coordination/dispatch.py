@@ -17,7 +17,7 @@ import trio
 from attrs import evolve, frozen
 
 from statecore.errors import WireError, WireErrors
-from statecore.wire import canonical, digest, exact, parse
+from statecore.wire import digest, encode, exact, parse
 
 from ..identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, EpisodeId
 from ..machines.handoff import AcceptResult
@@ -203,7 +203,7 @@ class Dispatcher:
         url = f"{life.deployment.urls[rollout.dispatch.target].rstrip('/')}/run"
         headers = {"content-type": "application/json", EPOCH_HEADER: str(life.epoch)}
         try:
-            async with life.data_client.stream("POST", url, headers=headers, content=canonical(body)) as reply:
+            async with life.data_client.stream("POST", url, headers=headers, content=encode(body)) as reply:
                 content = await _read(reply, life.settings.max_result_bytes)
         except httpx.TransportError as error:
             return Answer(came=Came.NO_ANSWER, why=f"{type(error).__name__}: {error}")

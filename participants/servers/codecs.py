@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import attrs
 
 from statecore.errors import StatecoreError, WireError, WireErrors, path_of
-from statecore.wire import canonical, parse, structure, unstructure
+from statecore.wire import encode, parse, structure, unstructure
 
 JSON: TypeAlias = Any
 """Plain JSON: None, bool, int, float, str, list, dict with str keys."""
@@ -157,7 +157,7 @@ def _from_wire(name: str, error: WireError | WireErrors) -> CodecError:
 
 def _written(name: str, data: JSON) -> bytes:
     try:
-        return canonical(data)
+        return encode(data)
     except WireError as error:
         raise CodecError(name, error.path, f"not plain JSON: {error.problem}") from error
 

@@ -15,7 +15,6 @@ import httpx
 from attrs import frozen
 
 from statecore import WireError, WireErrors
-from statecore.wire import canonical, parse
 
 from ..files.snapshots import InvalidCheckpointState
 from ..identity import EpisodeId
@@ -215,7 +214,7 @@ def _record(episode: EpisodeId, task_digest: str, boundary: EnvironmentBoundary 
 def _pending(record: EnvironmentRecord) -> Pending:
     where = f"episode {record.episode_id.key}"
     try:
-        boundary = None if record.boundary is None else EnvironmentBoundary.read(parse(canonical(record.boundary)))
+        boundary = None if record.boundary is None else EnvironmentBoundary.read(record.boundary)
     except (WireError, WireErrors) as error:
         raise InvalidCheckpointState(f"{where}: {error}") from error
     if record.boundary is not None and boundary is None:

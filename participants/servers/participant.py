@@ -17,7 +17,7 @@ import anyio.abc
 
 from statecore import Refused
 from statecore.seams import on_disk
-from statecore.wire import canonical, digest, parse
+from statecore.wire import digest, encode, parse
 
 from ..files.snapshots import read_part, resolve_below
 from ..identity import EpisodeId
@@ -205,7 +205,7 @@ class Participant:
             if self.admission.is_quiet:
                 self.part.prepared()
                 reply = {"phase": "prepared", "report": self.report_json()}
-                self._step(ReadinessReached(checkpoint_id, canonical(reply).decode()))
+                self._step(ReadinessReached(checkpoint_id, encode(reply).decode()))
                 self.changed()
                 return reply
             left = deadline_ts - self.seams.clock.time()
@@ -247,7 +247,7 @@ class Participant:
 
     def _part_written(self, write: Write) -> None:
         """The part counts; Refused when its checkpoint ended meanwhile."""
-        self._step(PartWritten(write.checkpoint_id, write.arguments, canonical(write.reply).decode()))
+        self._step(PartWritten(write.checkpoint_id, write.arguments, encode(write.reply).decode()))
 
     def _manifest_extra(self) -> Json:
         return {"incarnation": self.incarnation, "epoch": self.control.epoch}
@@ -277,7 +277,7 @@ class Participant:
             try:
                 restored = await self._install(call, scope)
                 done = {"phase": "restored", **restored}
-                event = PartInstalled(call.checkpoint_id, arguments, canonical(done).decode(), call.deadline_ts)
+                event = PartInstalled(call.checkpoint_id, arguments, encode(done).decode(), call.deadline_ts)
                 self._settle_effects(self._step(event))
             except BaseException:
                 self._settle_effects(self._step(RestoreFailed(call.checkpoint_id)))

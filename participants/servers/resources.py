@@ -19,7 +19,7 @@ from attrs import define, frozen
 from starlette.responses import JSONResponse, Response
 
 from statecore import DefinitionError, WireError, WireErrors
-from statecore.wire import canonical, parse
+from statecore.wire import encode, parse
 
 from ..files.snapshots import InvalidCheckpointState
 from ..identity import (
@@ -187,7 +187,7 @@ class Resources(Server, Generic[S]):
             try:
                 yield change
                 self._prove(session.state, moved=True)
-                session.step(Mutated(operation_id, canonical(change.reply).decode()))
+                session.step(Mutated(operation_id, encode(change.reply).decode()))
             except BaseException:
                 if undo is not None:
                     session.state = undo()
@@ -227,7 +227,7 @@ class Resources(Server, Generic[S]):
             except BaseException:
                 session.step(VerifyFailed())
                 raise
-            session.verified = Operation(operation_id, canonical(change.reply).decode())
+            session.verified = Operation(operation_id, encode(change.reply).decode())
             session.step(VerifySucceeded())
 
     async def close(self, scope: Scope) -> Response:
@@ -244,7 +244,7 @@ class Resources(Server, Generic[S]):
         if session is None or self.codec is None:
             raise refuse_request("session_lost", f"session {session_id!r} is not here, or cannot be exported")
         async with session.lock:
-            return session.position, canonical(self._state_of(session))
+            return session.position, encode(self._state_of(session))
 
     # --- sessions
 
@@ -448,4 +448,4 @@ async def _no_body() -> Message:
 def _operation_record(value: Any) -> Operation:
     if type(value) is not dict or set(value) != {"operation_id", "reply"} or type(value["operation_id"]) is not str:
         raise WireError.at(("operations",), "an operation has operation_id and reply", "dict_type")
-    return Operation(value["operation_id"], canonical(value["reply"]).decode())
+    return Operation(value["operation_id"], encode(value["reply"]).decode())
