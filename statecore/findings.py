@@ -1,0 +1,75 @@
+"""What an exploration is asked and what it answers: limits, counts, a violation with the way to it, a verdict.
+
+Stopped early is *not finished*, never *holds*; and nothing checked, a `sometimes` unseen or an action that never fired is
+*vacuous*.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .world import State, Step
+
+__all__ = ["Exploration", "Limits", "Verdict", "Violation", "verdict"]
+
+
+class Verdict(StrEnum):
+    """What an exploration says."""
+
+    HOLDS = auto()
+    VIOLATED = auto()
+    NOT_FINISHED = auto()
+    VACUOUS = auto()
+
+
+@frozen
+class Limits:
+    """Where a search stops: distinct states, levels (the initial state is level 1), seconds of the clock given."""
+
+    states: int = 1_000_000
+    depth: int | None = None
+    seconds: float | None = None
+
+
+@frozen
+class Violation:
+    """A broken property: `steps` lead from the initial state to it, `states` are the values before and after each.
+
+    `loop`: None, or the number of the state at which a behaviour that goes round for ever begins again.
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    steps: tuple[Step, ...]
+    states: tuple[State, ...]
+    loop: int | None = None
+
+
+@define
+class Exploration:
+    """What was found. `generated` counts the initial state and every enabled step; `depth` counts levels."""
+
+    distinct: int = 0
+    generated: int = 1
+    depth: int = 0
+    violation: Violation | None = None
+    limit: str | None = None
+    unseen: tuple[str, ...] = ()
+    never_fired: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    fired: dict[str, int] = field(factory=dict)
+
+
+def verdict(result: Exploration) -> Verdict:
+    """Violated before not finished before vacuous; *holds* only if all was explored and all declared was checked."""
+    if result.violation is not None:
+        return Verdict.VIOLATED
+    if result.limit is not None or result.unchecked:
+        return Verdict.NOT_FINISHED
+    if result.unseen or result.never_fired or not result.checked:
+        return Verdict.VACUOUS
+    return Verdict.HOLDS
