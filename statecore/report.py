@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 from attrs import frozen
 
 from .errors import InvariantBroken, StatecoreError
 from .explore import Exploration, Limits, Verdict, Violation, explore, verdict
-from .machine import Snapshot
+from .liveness import settle
 from .seams import Clock, SystemClock
+from .trace import lines as trace_lines
+from .trace import plain
 from .world import World
 
 __all__ = ["NotShown", "Report", "check"]
@@ -69,12 +70,14 @@ class Report:
 
     def story(self) -> str:
         """All of it in words: verdict, counts, what was missed, and the trace with what each step changed."""
-        return "\n".join([self._head(), *self._reasons(), *self._trace()])
+        trace = [] if self.violation is None else trace_lines(self.slots, self.violation)
+        return "\n".join([self._head(), *self._reasons(), *trace])
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, for machines to read; slot values as text."""
         broken = self.violation
         return {
+            "format": 1,
             "world": self.world,
             "params": {name: str(value) for name, value in self.params.items()},
             "verdict": self.verdict.value,
@@ -86,8 +89,11 @@ class Report:
             "unseen": list(self.found.unseen),
             "never_fired": list(self.found.never_fired),
             "unchecked": list(self.found.unchecked),
+            "checked": list(self.found.checked),
+            "fired": dict(self.found.fired),
             "violation": None if broken is None else {"property": broken.name, "covers": list(broken.covers)},
             "trace": list(self.trace),
+            **plain(self.slots, broken),
         }
 
     def _head(self) -> str:
@@ -105,40 +111,9 @@ class Report:
         if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
             lines += [f"  sometimes {name}: never seen" for name in found.unseen]
             lines += [f"  action {name}: never fired" for name in found.never_fired]
-            lines += [f"  {name}: declared, but this search checks no liveness" for name in found.unchecked]
+            lines += [f"  {name}: not checked, since not all was explored" for name in found.unchecked]
             lines += [] if found.checked else ["  nothing is declared that must hold"]
         return lines
-
-    def _trace(self) -> list[str]:
-        broken = self.violation
-        if broken is None:
-            return []
-        covers = f" ({', '.join(broken.covers)})" if broken.covers else ""
-        lines = [f"  {broken.name}{covers} is broken after {len(broken.steps)} steps, and no fewer:"]
-        lines += [f"     0  start: {self._difference(None, broken.states[0])}"]
-        for number, step in enumerate(broken.steps, start=1):
-            before, after = broken.states[number - 1], broken.states[number : number + 1]
-            change = self._difference(before, after[0]) if after else "the step itself is the fault"
-            lines.append(f"  {number:>4}  {step.label}{' [fault]' if step.fault else ''}: {change}")
-        return lines
-
-    def _difference(self, before: tuple[Any, ...] | None, after: tuple[Any, ...]) -> str:
-        old = before if before is not None else (object(),) * len(after)
-        changed = [
-            f"{name} = {_shown(new)}" for name, was, new in zip(self.slots, old, after, strict=True) if was != new
-        ]
-        return ", ".join(changed) or "nothing changes"
-
-
-def _shown(value: object) -> str:
-    """The value as short text: sets in a steady order, snapshots as state and data."""
-    if isinstance(value, frozenset):
-        return "{" + ", ".join(sorted(map(_shown, value))) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_shown, value)) + ")"
-    if isinstance(value, Snapshot):
-        return str(value.state) if value.data is None else f"{value.state} {_shown(value.data)}"
-    return str(value) if isinstance(value, Enum) else repr(value)
 
 
 def check(
@@ -154,7 +129,9 @@ def check(
     made = world(**params)
     clock = clock or SystemClock()
     started = clock.monotonic()
-    found = explore(made, Limits(max_states, max_depth, max_seconds), clock)
+    limits = Limits(max_states, max_depth, max_seconds)
+    found = explore(made, limits, clock)
+    settle(made, found, limits, clock)
     return Report(
         world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started
     )
