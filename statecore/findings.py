@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from .world import State, Step
 
-__all__ = ["Exploration", "Limits", "Verdict", "Violation", "verdict"]
+__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "verdict"]
 
 
 class Verdict(StrEnum):
@@ -27,11 +27,26 @@ class Verdict(StrEnum):
 
 @frozen
 class Limits:
-    """Where a search stops: distinct states, levels (the initial state is level 1), seconds of the clock given."""
+    """Where a search stops: distinct states, levels (the initial state is level 1), seconds of the clock given, bytes.
+
+    The bytes are those that the search reckons its states to take; it looks at them now and then.
+    """
 
     states: int = 1_000_000
     depth: int | None = None
     seconds: float | None = None
+    memory: int | None = None
+
+
+@frozen
+class Progress:
+    """How far a search is: states found, states in the level it is at, that level, seconds gone, bytes taken."""
+
+    distinct: int
+    frontier: int
+    depth: int
+    seconds: float
+    bytes: int
 
 
 @frozen
@@ -50,7 +65,10 @@ class Violation:
 
 @define
 class Exploration:
-    """What was found. `generated` counts the initial state and every enabled step; `depth` counts levels."""
+    """What was found. `generated` counts the initial state and every enabled step; `depth` counts levels.
+
+    `engine` says which search it was, `bytes` what its states took if it knows, `notes` what else a reader should know.
+    """
 
     distinct: int = 0
     generated: int = 1
@@ -62,6 +80,9 @@ class Exploration:
     unchecked: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     fired: dict[str, int] = field(factory=dict)
+    engine: str = "reference"
+    bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def verdict(result: Exploration) -> Verdict:
