@@ -8,8 +8,6 @@ imported is listed, and says why when it is called; where an optional extra brin
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -22,10 +20,12 @@ from typing import Any
 from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
-from .errors import StatecoreError
 from .explore import Verdict
 from .machine import Table
 from .report import Report, check
+from .retrace import written_test
+from .sequence import sequence
+from .targets import UsageError, load_module
 from .world import World
 
 __all__ = ["EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
@@ -35,10 +35,6 @@ EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Ve
 """Of `check`; 2 is a wrong command line, as everywhere. Of several worlds the first that does not hold decides."""
 
 Subparsers = Any  # argparse's own class for this is private
-
-
-class UsageError(StatecoreError):
-    """The command line names something that is not there; exit code 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,29 +93,6 @@ def _unavailable(args: argparse.Namespace) -> int:
     raise UsageError(args.reason)
 
 
-def load_module(target: str) -> tuple[ModuleType, str | None]:
-    """(module, name) of `path/to/file.py:NAME`, `path/to/file.py`, `package.module:NAME` or `package.module`.
-
-    The current directory can be imported from, as it can with `python -m`. Raises UsageError.
-    """
-    place, _, name = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place), name or None
-        except ModuleNotFoundError as error:
-            raise UsageError(f"cannot import {place}: {error}") from None
-    path = Path(place)
-    spec = importlib.util.spec_from_file_location(f"statecore_file_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"there is no file {place}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # attrs looks a class's module up there
-    spec.loader.exec_module(module)
-    return module, name or None
-
-
 def _named(module: ModuleType, name: str | None, wanted: Callable[[Any], bool], what: str) -> list[Any]:
     """The object of that name, or all that the module itself defines."""
     if name is not None:
@@ -149,11 +122,15 @@ def _register_check(commands: Subparsers) -> None:
     parser.add_argument("--max-states", type=int, default=1_000_000, metavar="N", help="distinct states (1,000,000)")
     parser.add_argument("--max-depth", type=int, metavar="N", help="levels; the initial state is the first")
     parser.add_argument("--max-seconds", type=float, metavar="S")
-    parser.add_argument("--json", action="store_true", help="one JSON object per world")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object per world")
+    form.add_argument("--mermaid", action="store_true", help="counterexamples as sequence diagrams")
+    parser.add_argument("--pytest", metavar="OUT.py", help="write a test that replays the counterexamples")
     parser.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
+    out = None if args.pytest is None else _writable(args.pytest)
     module, name = load_module(args.target)
     params = dict(map(_parameter, args.set))
     worlds: list[type[World]] = _named(module, name, _is_world, "world")
@@ -172,8 +149,30 @@ def _check(args: argparse.Namespace) -> int:
                 **params,
             )
         )
-        print(json.dumps(reports[-1].to_json()) if args.json else reports[-1].story(), flush=True)
+        _show(args, world, reports[-1])
+    if out is not None:
+        broken = [pair for pair in zip(worlds, reports, strict=True) if pair[1].violation is not None]
+        if broken:
+            out.write_text(written_test(args.target.partition(":")[0], broken, out), encoding="utf-8")
+        print(f"statecore: {out} {'is written' if broken else 'is not written: no counterexample'}", file=sys.stderr)
     return next((EXIT_CODES[each.verdict] for each in reports if each.verdict is not Verdict.HOLDS), 0)
+
+
+def _show(args: argparse.Namespace, world: type[World], report: Report) -> None:
+    """The report in the form asked for; a diagram stands alone on standard output."""
+    if args.mermaid:
+        print(report.story(), file=sys.stderr, flush=True)
+        print(sequence(world, report), end="", flush=True)
+    else:
+        print(json.dumps(report.to_json()) if args.json else report.story(), flush=True)
+
+
+def _writable(given: str) -> Path:
+    """The path of a test to write. Raises UsageError before anything is explored in vain."""
+    path = Path(given)
+    if path.suffix != ".py" or not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"--pytest {given}: name a .py file in a directory that is there")
+    return path
 
 
 def _is_world(value: object) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from attrs import Factory, define
 
 from .errors import DefinitionError
-from .explore import Exploration, Limits, Violation
+from .findings import Exploration, Limits, Violation
 from .properties import Kind, Property
 from .seams import Clock
 from .world import State, Step, World

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from .explore import Violation
+from .findings import Violation
 from .machine import Snapshot
 
 __all__ = ["changes", "lines", "plain", "shown"]
