@@ -20,7 +20,7 @@ from typing import Any
 from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
-from .explore import Verdict
+from .explore import Engine, Progress, Verdict
 from .machine import Table
 from .report import Report, check
 from .retrace import written_test
@@ -31,6 +31,7 @@ from .world import World
 __all__ = ["EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
 
 GROUP = "statecore.commands"
+PROGRESS_EVERY_S = 2.0
 EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Verdict.VACUOUS: 4}
 """Of `check`; 2 is a wrong command line, as everywhere. Of several worlds the first that does not hold decides."""
 
@@ -122,6 +123,8 @@ def _register_check(commands: Subparsers) -> None:
     parser.add_argument("--max-states", type=int, default=1_000_000, metavar="N", help="distinct states (1,000,000)")
     parser.add_argument("--max-depth", type=int, metavar="N", help="levels; the initial state is the first")
     parser.add_argument("--max-seconds", type=float, metavar="S")
+    parser.add_argument("--max-memory", type=int, metavar="MB", help="megabytes that states may take")
+    parser.add_argument("--engine", choices=[*Engine], default=Engine.AUTO, help="which search (auto)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object per world")
     form.add_argument("--mermaid", action="store_true", help="counterexamples as sequence diagrams")
@@ -146,6 +149,9 @@ def _check(args: argparse.Namespace) -> int:
                 max_states=args.max_states,
                 max_depth=args.max_depth,
                 max_seconds=args.max_seconds,
+                max_memory=None if args.max_memory is None else args.max_memory * 1_000_000,
+                engine=args.engine,
+                progress=_Told(world.__name__),
                 **params,
             )
         )
@@ -156,6 +162,25 @@ def _check(args: argparse.Namespace) -> int:
             out.write_text(written_test(args.target.partition(":")[0], broken, out), encoding="utf-8")
         print(f"statecore: {out} {'is written' if broken else 'is not written: no counterexample'}", file=sys.stderr)
     return next((EXIT_CODES[each.verdict] for each in reports if each.verdict is not Verdict.HOLDS), 0)
+
+
+class _Told:
+    """Says on standard error how far a long search is, every few seconds."""
+
+    def __init__(self, world: str) -> None:
+        self.world = world
+        self.next_s = PROGRESS_EVERY_S
+
+    def __call__(self, now: Progress) -> None:
+        if now.seconds < self.next_s:
+            return
+        self.next_s = now.seconds + PROGRESS_EVERY_S
+        print(
+            f"{self.world}: {now.distinct:,} states after {now.seconds:.0f} s ({now.distinct / now.seconds:,.0f}/s), "
+            f"level {now.depth} with {now.frontier:,}, {now.bytes / 1e6:,.0f} MB",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _show(args: argparse.Namespace, world: type[World], report: Report) -> None:

@@ -1,13 +1,12 @@
 """What an exploration is asked and what it answers: limits, counts, a violation with the way to it, a verdict.
 
-Stopped early is *not finished*, never *holds*; and nothing checked, a `sometimes` unseen or an action that never fired is
-*vacuous*.
+Stopped early is *not finished*, never *holds*; and nothing checked, a `sometimes` unseen or an action that never fired
+is *vacuous*.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum, auto
-from typing import Any
 
 from attrs import define, field, frozen
 

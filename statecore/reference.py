@@ -6,14 +6,16 @@ found it. Breadth first means that the trace to a violation is as short as any.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from .errors import DefinitionError, InvariantBroken
-from .findings import Exploration, Limits, Violation
+from .findings import Exploration, Limits, Progress, Violation
 from .properties import Kind, Property
 from .seams import Clock
-from .world import State, Step, World
+from .world import Action, State, Step, World
 
 __all__ = ["explore"]
 
@@ -29,66 +31,123 @@ Found = dict[Any, tuple[Any, Step | None]]
 Edges = list[tuple[State, Step, State]]
 
 
-def explore(world: World, limits: Limits | None = None, clock: Clock | None = None) -> Exploration:
-    """Every reachable state visited, or the shortest way to one that breaks a property, or a limit reached."""
+PROGRESS_STATES = 1_000
+"""Whoever wants to know hears how far it is after so many states each."""
+DICT_ENTRY_BYTES = 230
+EDGE_BYTES = 72
+
+
+def explore(
+    world: World,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration:
+    """Every reachable state visited, or the shortest way to one that breaks a property, or a limit reached.
+
+    Ctrl-C is a limit too; the world stands in any state afterwards.
+    """
     limits = limits or Limits()
     if limits.seconds is not None and clock is None:
         raise DefinitionError("a limit in seconds needs a clock")
-    declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
-    result = Exploration(fired={name: 0 for name in world.actions_})
-    unseen = {p.name: p for p in declared[Kind.SOMETIMES]}
-    edges: Edges | None = [] if declared[Kind.RECOVERABLE] else None
-    steps = list(world.steps())
-    start = _hashable(world, world.values)
-    found: Found = {start: (None, None)}
-    queue = deque([(start, 1)])
-    stop_at = clock.monotonic() + limits.seconds if clock and limits.seconds is not None else None
-    capped = None
+    search = _Search(world, limits, clock, progress)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.result.limit = "Ctrl-C"
+    return search.settled()
 
-    while queue and result.violation is None and result.limit is None:
-        state, level = queue.popleft()
-        result.depth = level
-        if broken := _broken(world, state, declared[Kind.ALWAYS]):
-            result.violation = _violation(found, state, broken.name, broken.covers)
-            break
-        for name in [name for name, p in unseen.items() if world.holds(p)]:
-            del unseen[name]
-        if limits.depth is not None and level >= limits.depth:
-            capped = f"depth {limits.depth}"
-            continue
+
+class _Search:
+    def __init__(
+        self, world: World, limits: Limits, clock: Clock | None, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self.world, self.limits, self.clock, self.progress = world, limits, clock, progress
+        self.began = clock.monotonic() if clock else 0.0
+        self.tell_at = PROGRESS_STATES
+        self.declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
+        self.result = Exploration(fired={name: 0 for name in world.actions_})
+        self.unseen = {p.name: p for p in self.declared[Kind.SOMETIMES]}
+        self.edges: Edges | None = [] if self.declared[Kind.RECOVERABLE] else None
+        start = _hashable(world, world.values)
+        self.found: Found = {start: (None, None)}
+        self.queue: deque[tuple[Any, int]] = deque([(start, 1)])
+
+    def run(self) -> None:
+        """Until all is visited, a property is broken, or a limit reached."""
+        result, limits, queue = self.result, self.limits, self.queue
+        steps = list(self.world.steps())
+        capped = None
+        while queue and result.violation is None and result.limit is None:
+            state, level = queue.popleft()
+            result.depth = level
+            if broken := _broken(self.world, state, self.declared[Kind.ALWAYS]):
+                result.violation = _violation(self.found, state, broken.name, broken.covers)
+                return
+            for name in [name for name, p in self.unseen.items() if self.world.holds(p)]:
+                del self.unseen[name]
+            if limits.depth is not None and level >= limits.depth:
+                capped = f"depth {limits.depth}"
+            elif not self._expand(state, level, steps) and not _any(self.world, state, self.declared[Kind.FINAL]):
+                result.violation = _violation(self.found, state, "deadlock", ())
+            else:
+                result.limit = self._limit()
+        result.limit = result.limit or capped
+        if self.edges is not None and result.violation is None and result.limit is None:
+            result.violation = _unrecoverable(self.world, self.found, self.edges, self.declared[Kind.RECOVERABLE])
+
+    def _expand(self, state: State, level: int, steps: list[tuple[Step, Action]]) -> bool:
+        """Whether any step is enabled; where each leads to is found."""
         enabled = False
         for step, act in steps:
-            world.put(state)
+            self.world.put(state)
             try:
-                if not world.act(act, step.args):
+                if not self.world.act(act, step.args):
                     continue
-                after: Any = _hashable(world, world.values)
+                after: Any = _hashable(self.world, self.world.values)
             except InvariantBroken as failure:
                 after = _Broken(failure.property_name)
             enabled = True
-            result.generated += 1
-            result.fired[step.name] += 1
-            if edges is not None and after.__class__ is tuple:
-                edges.append((state, step, after))
-            if after not in found:
-                found[after] = (state, step)
-                queue.append((after, level + 1))
-        if not enabled and not _any(world, state, declared[Kind.FINAL]):
-            result.violation = _violation(found, state, "deadlock", ())
-        elif len(found) > limits.states:
-            result.limit = f"{limits.states} states"
-        elif stop_at is not None and clock is not None and clock.monotonic() >= stop_at:
-            result.limit = f"{limits.seconds} seconds"
+            self.result.generated += 1
+            self.result.fired[step.name] += 1
+            if self.edges is not None and after.__class__ is tuple:
+                self.edges.append((state, step, after))
+            if after not in self.found:
+                self.found[after] = (state, step)
+                self.queue.append((after, level + 1))
+        return enabled
 
-    result.limit = result.limit or capped
-    result.distinct = sum(state.__class__ is tuple for state in found)
-    result.unseen = tuple(unseen)
-    result.never_fired = tuple(name for name, times in result.fired.items() if not times)
-    result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in declared[kind])
-    result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in declared[kind])
-    if edges is not None and result.violation is None and result.limit is None:
-        result.violation = _unrecoverable(world, found, edges, declared[Kind.RECOVERABLE])
-    return result
+    def _limit(self) -> str | None:
+        """The limit that is reached, if one is."""
+        limits, count = self.limits, len(self.found)
+        now = self.clock.monotonic() if self.clock else 0.0
+        if self.progress is not None and count >= self.tell_at:
+            self.tell_at = count + PROGRESS_STATES
+            gone = now - self.began
+            self.progress(Progress(count, len(self.queue), self.result.depth, gone, self._bytes()))
+        if count > limits.states:
+            return f"{limits.states} states"
+        if limits.seconds is not None and now - self.began >= limits.seconds:
+            return f"{limits.seconds} seconds"
+        if limits.memory is not None and self._bytes() > limits.memory:
+            return f"{limits.memory} bytes of memory"
+        return None
+
+    def _bytes(self) -> int:
+        """About what states and edges take: tuples and their entries in the dict; not the slots' values."""
+        state = sys.getsizeof(next(iter(self.found))) + DICT_ENTRY_BYTES
+        return len(self.found) * state + len(self.edges or ()) * EDGE_BYTES
+
+    def settled(self) -> Exploration:
+        """The result, with all that is counted at the end."""
+        result, declared = self.result, self.declared
+        result.distinct = sum(state.__class__ is tuple for state in self.found)
+        result.bytes = self._bytes()
+        result.unseen = tuple(self.unseen)
+        result.never_fired = tuple(name for name, times in result.fired.items() if not times)
+        result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in declared[kind])
+        result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in declared[kind])
+        return result
 
 
 def _hashable(world: World, state: State) -> State:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
 
 from .errors import InvariantBroken, StatecoreError
-from .explore import Exploration, Limits, Verdict, Violation, explore, verdict
+from .explore import Engine, Exploration, Limits, Progress, Verdict, Violation, explore, verdict
 from .liveness import settle
 from .seams import Clock, SystemClock
 from .trace import lines as trace_lines
@@ -91,6 +92,9 @@ class Report:
             "unchecked": list(self.found.unchecked),
             "checked": list(self.found.checked),
             "fired": dict(self.found.fired),
+            "engine": self.found.engine,
+            "bytes": self.found.bytes,
+            "notes": list(self.found.notes),
             "violation": None if broken is None else {"property": broken.name, "covers": list(broken.covers)},
             "trace": list(self.trace),
             **plain(self.slots, broken),
@@ -99,14 +103,18 @@ class Report:
     def _head(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.params.items())
         rate = f"{self.distinct / self.seconds:,.0f} states/s" if self.seconds > 0 else "at once"
+        size = ""
+        if self.found.engine == Engine.FAST and self.found.bytes is not None:
+            size = f", {self.found.bytes / max(1, self.distinct):.0f} bytes a state"
         return (
             f"{self.world}({values}): {self.verdict.value.replace('_', ' ')}; {self.distinct:,} distinct states, "
-            f"{self.generated:,} generated, depth {self.depth}, {self.seconds:.2f} s, {rate}"
+            f"{self.generated:,} generated, depth {self.depth}, {self.seconds:.2f} s, {rate}{size}"
         )
 
     def _reasons(self) -> list[str]:
         found = self.found
         lines = [f"  stopped at the limit of {found.limit}"] if found.limit else []
+        lines += [f"  {note}" for note in found.notes]
         # A search that stopped early has not seen everything, so what it missed says nothing.
         if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
             lines += [f"  sometimes {name}: never seen" for name in found.unseen]
@@ -122,15 +130,22 @@ def check(
     max_states: int = 1_000_000,
     max_depth: int | None = None,
     max_seconds: float | None = None,
+    max_memory: int | None = None,
+    engine: Engine | str = Engine.AUTO,
+    progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
     **params: Any,
 ) -> Report:
-    """The report of a search through every reachable state of `world(**params)`, within the limits."""
+    """The report of a search through every reachable state of `world(**params)`, within the limits.
+
+    `engine` is auto, fast or reference (see `statecore.explore`); `max_memory` is in bytes; `progress` is told now and
+    then how far it is. Stopped by a limit or by Ctrl-C, the report is of what was found until then.
+    """
     made = world(**params)
     clock = clock or SystemClock()
     started = clock.monotonic()
-    limits = Limits(max_states, max_depth, max_seconds)
-    found = explore(made, limits, clock)
+    limits = Limits(max_states, max_depth, max_seconds, max_memory)
+    found = explore(made, limits, clock, engine=engine, progress=progress)
     settle(made, found, limits, clock)
     return Report(
         world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started

@@ -1,4 +1,4 @@
-"""The vectorised exploration: whole frontiers at a time, over actions that are tabulated by what they read. Needs numpy."""
+"""The vectorised exploration: whole frontiers at a time, over actions tabulated by what they read. Needs numpy."""
 
 from .search import explore
 

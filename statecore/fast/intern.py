@@ -88,7 +88,8 @@ class Layout:
     def column(self, words: Words, slot: int) -> NDArray[np.uint64]:
         """The numbers of one slot."""
         value = words[self.word[slot]] >> np.uint64(self.shift[slot])
-        return np.bitwise_and(value, np.uint64(self.capacity(slot) - 1), out=value)
+        value &= np.uint64(self.capacity(slot) - 1)
+        return value
 
     def pack(self, ids: tuple[int, ...]) -> list[int]:
         """One state as plain integers, a word each."""

@@ -1,7 +1,7 @@
 """From which states a good one can be reached by steps that are allowed: backward search, without keeping the graph.
 
 Most states are settled by going through all of them once from the last to the first and once the other way, each time
-asking whether some allowed step leads to a state that is settled. Only what is left then is searched along stored edges.
+asking whether some allowed step leads to a state that is settled. Only what is left then is searched along edges.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Breadth-first search over whole frontiers: the same answers as the reference search, many states at a time.
 
-States are kept in the order in which they are found, so a level is a range of positions, and no state has a note of where
-it came from: the way to it is found backwards, level by level, and so is as short as any. Verdict, counts and the length
-of a counterexample are those of the reference; where several are equally short, it may be another one.
+States are kept in the order in which they are found, so a level is a range of positions, and no state has a note of
+where it came from: the way to it is found backwards, level by level, and so is as short as any. Verdict, counts and the
+length of a counterexample are those of the reference; where several are equally short, it may be another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -247,9 +248,10 @@ class _Search:
         if len(self.values) > GROWING_LEVELS:
             for number, slot in enumerate(self.expander.tracer.slots):
                 sizes = [*(counts[number] for counts in self.values[-GROWING_LEVELS:]), len(slot)]
-                if len(slot) >= GROWING_VALUES and all(one < two for one, two in zip(sizes, sizes[1:], strict=False)):
+                if len(slot) >= GROWING_VALUES and all(one < two for one, two in pairwise(sizes)):
                     newest = ", ".join(map(repr, slot.values[-3:]))
                     notes.append(
-                        f"slot {slot.name!r} has {len(slot):,} values and seems to grow without bound (newest: {newest})"
+                        f"slot {slot.name!r} has {len(slot):,} values and seems to grow without bound; "
+                        f"the newest: {newest}"
                     )
         return tuple(notes)

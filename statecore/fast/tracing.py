@@ -1,7 +1,7 @@
 """Actions and properties run one at a time, with a record of what they read, in order, and what they wrote.
 
-An action must be a function of the slots that it reads. Some runs are made twice, in the hope of catching one that is not;
-values that it was given are looked at again, to catch one that changes them in place.
+An action must be a function of the slots that it reads. Some runs are made twice, in the hope of catching one that is
+not; values that it was given are looked at again, to catch one that changes them in place.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class Tracer:
                 return Outcome(True, breaks=failure.property_name)
             if not enabled:
                 return HELD
-            index = self._traced.numbers_
-            return Outcome(True, tuple(sorted((index[name], self._id(index[name], value)) for name, value in self._written())))
+            numbers, written = self._traced.numbers_, self._traced.__dict__["_writes"]
+            ids_ = ((numbers[name], self.slots[numbers[name]].id_of(value)) for name, value in written.items())
+            return Outcome(True, tuple(sorted(ids_)))
 
         return self._run(where, call, ids)
 
@@ -82,12 +83,6 @@ class Tracer:
         for slot in self.slots:
             for number in range(len(slot)):
                 slot.check_unchanged(number, "something")
-
-    def _id(self, slot: int, value: Any) -> int:
-        return self.slots[slot].id_of(value)
-
-    def _written(self) -> list[tuple[str, Any]]:
-        return list(self._traced.__dict__["_writes"].items())
 
     def _run(self, where: str, call: Callable[[Any], Outcome], ids: tuple[int, ...]) -> Run:
         self.calls += 1

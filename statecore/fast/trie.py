@@ -204,7 +204,7 @@ class Trie:
         bases = self._bases.take(nodes)
         if not self._has_sparse:
             return self._flat.take(bases + number)
-        child = self._flat.take(np.maximum(bases + number, 0))
+        child: Codes = self._flat.take(np.maximum(bases + number, 0))
         sparse = np.flatnonzero(bases < 0)
         child[sparse] = self._look_up_sparse(nodes[sparse].astype(np.int64), number[sparse])
         return child
