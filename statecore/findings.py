@@ -10,9 +10,9 @@ from enum import StrEnum, auto
 
 from attrs import define, field, frozen
 
-from .world import State, Step
+from .world import State, Step, World
 
-__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "verdict"]
+__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "noted", "verdict"]
 
 
 class Verdict(StrEnum):
@@ -82,6 +82,12 @@ class Exploration:
     engine: str = "reference"
     bytes: int | None = None
     notes: tuple[str, ...] = ()
+
+
+def noted(error: BaseException, where: str, world: World, state: State) -> None:
+    """The error carries a note that says in which action or property it happened, and in which state."""
+    values = ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, state, strict=True))
+    error.add_note(f"in {where} of {type(world).__name__}, in the state {values}")
 
 
 def verdict(result: Exploration) -> Verdict:

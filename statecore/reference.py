@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import DefinitionError, InvariantBroken
-from .findings import Exploration, Limits, Progress, Violation
+from .findings import Exploration, Limits, Progress, Violation, noted
 from .properties import Kind, Property
 from .seams import Clock
 from .world import Action, State, Step, World
@@ -84,7 +84,7 @@ class _Search:
             if broken := _broken(self.world, state, self.declared[Kind.ALWAYS]):
                 result.violation = _violation(self.found, state, broken.name, broken.covers)
                 return
-            for name in [name for name, p in self.unseen.items() if self.world.holds(p)]:
+            for name in [name for name, p in self.unseen.items() if _holds(self.world, state, p)]:
                 del self.unseen[name]
             if limits.depth is not None and level >= limits.depth:
                 capped = f"depth {limits.depth}"
@@ -107,6 +107,9 @@ class _Search:
                 after: Any = _hashable(self.world, self.world.values)
             except InvariantBroken as failure:
                 after = _Broken(failure.property_name)
+            except Exception as error:
+                noted(error, f"action {step.label}", self.world, state)
+                raise
             enabled = True
             self.result.generated += 1
             self.result.fired[step.name] += 1
@@ -167,12 +170,21 @@ def _broken(world: World, state: Any, always: list[Property]) -> Property | None
     if isinstance(state, _Broken):
         return Property(Kind.ALWAYS, state.name, lambda _: False, (state.name,))
     world.put(state)
-    return next((p for p in always if not world.holds(p)), None)
+    return next((p for p in always if not _holds(world, state, p)), None)
 
 
 def _any(world: World, state: State, declared: list[Property]) -> bool:
     world.put(state)
-    return any(world.holds(p) for p in declared)
+    return any(_holds(world, state, p) for p in declared)
+
+
+def _holds(world: World, state: State, declared: Property) -> bool:
+    """Whether the world, which is in `state`, has the property."""
+    try:
+        return world.holds(declared)
+    except Exception as error:
+        noted(error, f"property {declared.name!r}", world, state)
+        raise
 
 
 def _violation(found: Found, state: Any, name: str, covers: tuple[str, ...]) -> Violation:

@@ -12,10 +12,11 @@ from typing import Any
 from attrs import frozen
 
 from ..errors import DefinitionError, InvariantBroken, Refused
+from ..findings import noted
 from ..world import Action, Step, World
 from .intern import SlotValues
 
-__all__ = ["Outcome", "Run", "Tracer", "noted"]
+__all__ = ["Outcome", "Run", "Tracer"]
 
 TWICE_AT_FIRST = 200
 TWICE_LATER = 8
@@ -130,11 +131,6 @@ class Tracer:
             return "was not enabled (or held)"
         wrote = (f"{self.slots[slot].name} = {self.slots[slot].values[number]!r}" for slot, number in outcome.writes)
         return f"wrote {', '.join(wrote) or 'nothing'}"
-
-
-def noted(error: BaseException, where: str, world: World, values: tuple[Any, ...]) -> None:
-    """The error says where in the world it happened."""
-    error.add_note(f"in {where} of {type(world).__name__}, in the state {_state(world, values)}")
 
 
 def _state(world: World, values: tuple[Any, ...]) -> str:
