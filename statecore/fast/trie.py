@@ -169,6 +169,8 @@ class Trie:
 
     def _children(self, columns: Columns, rows: Ints | None, nodes: Codes | None, learn: Learn) -> Codes:
         """The child of each row's node; none is unknown any more."""
+        if len(self._slots) != len(self._slot):  # paths were learnt since: once for all of them, each copies all nodes
+            self._arrays()
         first = 0 if nodes is None else int(nodes[0])
         if nodes is None or (nodes == first).all():
             column = columns.column(self._slot[first])
@@ -183,6 +185,7 @@ class Trie:
             edge = node << 32 | number[unknown]
             for one in unknown[np.unique(edge, return_index=True)[1]]:
                 self._insert(learn(int(one if rows is None else rows[one])))
+            self._arrays()
             child[unknown] = self._look_up(first, None if nodes is None else nodes[unknown], number[unknown])
         return child
 
@@ -256,7 +259,6 @@ class Trie:
         run, ids = learnt
         end = -3 - self.leaves.number(run.outcome) if run.outcome.enabled else HELD
         node, number = -1, 0  # the edge on which the next node hangs; -1: the root
-        grown = False
         for slot in run.reads:
             child = self._root if node < 0 else self._edges.get((node, number), UNKNOWN)
             if child == UNKNOWN:
@@ -264,7 +266,6 @@ class Trie:
                 self._slot.append(slot)
                 self._place(child, slot)
                 self._hang(node, number, child)
-                grown = True
             elif child < 0 or self._slot[child] != slot:
                 raise self._impure(slot)
             node, number = child, ids[slot]
@@ -272,8 +273,6 @@ class Trie:
         if there not in (UNKNOWN, end):
             raise self._impure(None)
         self._hang(node, number, end)
-        if grown:
-            self._arrays()
 
     def _hang(self, node: int, number: int, child: int) -> None:
         if node < 0:
