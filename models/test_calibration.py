@@ -16,6 +16,7 @@ from models import (
     commit_backup,
     commit_consensus,
     lamport_mutex,
+    paxos_commit,
     peterson,
     termination_ring,
 )
@@ -33,6 +34,7 @@ MODULES = (
     commit_backup,
     commit_consensus,
     lamport_mutex,
+    paxos_commit,
     peterson,
     termination_ring,
 )
