@@ -2,8 +2,8 @@
 
 A behaviour goes on for ever; where nothing happens any more it stays in one state. Nothing is bound to happen unless it
 is fair: an action that is fair and stays enabled from some moment on is taken again and again (each value of an action
-`over` values by itself). `eventually(P)` is broken by a fair behaviour without P, `leads_to(P, Q)` by one that has P
-and from then on never Q.
+`over` values by itself; a step that changes nothing is as good as none, and not owed). `eventually(P)` is broken by a
+fair behaviour without P, `leads_to(P, Q)` by one that has P and from then on never Q.
 
 Such a behaviour exists if and only if one does that runs into a strongly connected component of the states without P
 (without Q) and stays there, so that each fair action is disabled somewhere in the component or taken inside it. For
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from attrs import Factory, define
 
 from .errors import DefinitionError
-from .findings import Exploration, Limits, Violation
+from .findings import Exploration, Limits, Violation, noted
 from .properties import Kind, Property
 from .seams import Clock
 from .world import State, Step, World
@@ -27,7 +27,9 @@ from .world import State, Step, World
 __all__ = ["Graph", "components", "explored", "fair_actions", "never", "settle"]
 
 MOST_STATES = 2_000_000
-"""So many states are kept as a graph (about 1 kB each); a larger world is *not finished* as far as liveness goes."""
+"""So many states are kept as a graph; a larger world is *not finished* as far as liveness goes."""
+BYTES_A_STATE = 1_000
+"""What a state with about ten steps out of it takes in a graph."""
 
 Edge = tuple[int, int]  # the number of a step, the number of the state that it leads to
 Move = tuple[int, int, int]  # the state before, the step, the state after
@@ -35,25 +37,26 @@ Move = tuple[int, int, int]  # the state before, the step, the state after
 
 @define
 class Graph:
-    """Every reachable state with the steps out of it; states are numbered breadth first, 0 is the initial one."""
+    """Every reachable state with the steps out of it that change it; numbered breadth first, 0 is the initial one."""
 
     steps: list[Step]
     states: list[State] = Factory(list)
     edges: list[list[Edge]] = Factory(list)
 
 
-def settle(world: World, found: Exploration, limits: Limits, clock: Clock | None) -> None:
+def settle(world: World, found: Exploration, limits: Limits, clock: Clock | None, spent: float = 0.0) -> None:
     """`found` says what became of its unchecked properties: they are checked, or one is broken, or a limit is named.
 
-    Only an exploration that came to its end without a violation is gone on with.
+    Only an exploration that came to its end without a violation is gone on with; it has taken `spent` seconds of the
+    limit. `world` is only asked for its parameters.
     """
     declared = [p for p in world.properties_.values() if p.name in found.unchecked]
     if not declared or found.violation is not None or found.limit is not None:
         return
     fair = {p.name: fair_actions(world, p) for p in declared}
-    stop_at = clock.monotonic() + limits.seconds if clock and limits.seconds is not None else None
-    world = type(world)(**world.params)  # one that stands where it begins
-    most = min(limits.states, MOST_STATES)
+    stop_at = None if clock is None or limits.seconds is None else clock.monotonic() + limits.seconds - spent
+    most = MOST_STATES if limits.memory is None else min(MOST_STATES, limits.memory // BYTES_A_STATE)
+    most = min(limits.states, most)
 
     def stop(states: int) -> bool:
         if states > most:
@@ -62,15 +65,20 @@ def settle(world: World, found: Exploration, limits: Limits, clock: Clock | None
             found.limit = f"{limits.seconds} seconds while liveness was checked"
         return found.limit is not None
 
-    graph = explored(world, stop)
-    if graph is None:
-        return
-    for each in declared:
-        found.unchecked = tuple(name for name in found.unchecked if name != each.name)
-        found.checked = (*found.checked, each.name)
-        found.violation = never(world, graph, each, fair[each.name])
-        if found.violation is not None:
+    world = type(world)(**world.params)  # one that stands where it begins
+    try:
+        graph = explored(world, stop)
+        if graph is None:
             return
+        for each in declared:
+            broken = never(world, graph, each, fair[each.name])
+            found.unchecked = tuple(name for name in found.unchecked if name != each.name)
+            found.checked = (*found.checked, each.name)
+            if broken is not None:
+                found.violation = broken
+                return
+    except KeyboardInterrupt:
+        found.limit = "Ctrl-C"
 
 
 def fair_actions(world: World, declared: Property) -> frozenset[str]:
@@ -104,7 +112,8 @@ def explored(world: World, stop: Callable[[int], bool] = lambda states: False) -
                 if after not in number:
                     number[after] = len(graph.states)
                     graph.states.append(after)
-                out.append((index, number[after]))
+                if after != state:
+                    out.append((index, number[after]))
         graph.edges.append(out)
     world.put(start)
     return graph
@@ -112,9 +121,10 @@ def explored(world: World, stop: Callable[[int], bool] = lambda states: False) -
 
 def never(world: World, graph: Graph, declared: Property, fair: Collection[str]) -> Violation | None:
     """A fair behaviour that breaks the property, as short a lasso as is easily found; None if there is none."""
-    bad = _where(world, graph, declared.to or declared.holds, wanted=False)
-    triggers = {0} if declared.kind is Kind.EVENTUALLY else _where(world, graph, declared.holds, wanted=True)
-    ways = _ways(graph, triggers & bad, bad, only_at_first=declared.kind is Kind.EVENTUALLY)
+    name, at_first = declared.name, declared.kind is Kind.EVENTUALLY
+    bad = _where(world, graph, name, declared.to or declared.holds, wanted=False)
+    triggers = {0} if at_first else _where(world, graph, name, declared.holds, wanted=True)
+    ways = _ways(graph, triggers & bad, bad, only_at_first=at_first)
     inside = {state: order for order, (state, begun) in enumerate(ways) if begun}
     fair_steps = frozenset(index for index, step in enumerate(graph.steps) if step.name in fair)
     best: tuple[list[Move], list[Move]] | None = None
@@ -133,7 +143,7 @@ def never(world: World, graph: Graph, declared: Property, fair: Collection[str])
     moves = [*stem, *turn]
     states = (graph.states[0], *(graph.states[after] for _, _, after in moves))
     steps = tuple(graph.steps[step] for _, step, _ in moves)
-    return Violation(declared.name, declared.covers, steps, states, len(stem))
+    return Violation(name, declared.covers, steps, states, len(stem))
 
 
 def components(nodes: Iterable[int], after: Callable[[int], Iterable[int]]) -> Iterator[set[int]]:
@@ -172,13 +182,17 @@ def components(nodes: Iterable[int], after: Callable[[int], Iterable[int]]) -> I
                     yield members
 
 
-def _where(world: World, graph: Graph, predicate: Callable[[World], object], *, wanted: bool) -> set[int]:
+def _where(world: World, graph: Graph, name: str, predicate: Callable[[World], object], *, wanted: bool) -> set[int]:
     """The states in which the predicate is as wanted."""
     found = set()
     for number, state in enumerate(graph.states):
         world.put(state)
-        if world.holds(predicate) is wanted:
-            found.add(number)
+        try:
+            if world.holds(predicate) is wanted:
+                found.add(number)
+        except Exception as error:
+            noted(error, f"property {name!r}", world, state)
+            raise
     world.put(graph.states[0])
     return found
 

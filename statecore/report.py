@@ -146,7 +146,7 @@ def check(
     started = clock.monotonic()
     limits = Limits(max_states, max_depth, max_seconds, max_memory)
     found = explore(made, limits, clock, engine=engine, progress=progress)
-    settle(made, found, limits, clock)
+    settle(made, found, limits, clock, spent=clock.monotonic() - started)
     return Report(
         world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started
     )

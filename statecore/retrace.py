@@ -158,7 +158,7 @@ class _Walk:
         owed = {name for name, (step, _) in self.known.items() if step.name in fair_actions(self.world, declared)}
         owed -= set(self.taken[loop:])
         for state in self.states[loop:]:
-            owed &= {name for name, _ in self._after(state)}
+            owed &= {name for name, after in self._after(state) if after != state}
         if not owed:
             raise self.broken(declared.name, declared.covers, loop)
 

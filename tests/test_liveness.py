@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.peterson import At, Peterson
 from statecore import DefinitionError, InvariantBroken, Verdict, check
 from statecore.explore import Limits, explore, verdict
 from statecore.liveness import components, explored, fair_actions, never, settle
@@ -262,6 +263,46 @@ def test_each_value_of_an_action_is_fair_by_itself() -> None:
     assert check(Queues).verdict is Verdict.HOLDS
 
 
+def test_a_step_that_changes_nothing_is_not_owed() -> None:
+    """A fair action that may be taken for ever without effect is as good as none: the behaviour stands still."""
+
+    class Knocks(Message):
+        @action(fair=True)
+        def knock(self) -> None:
+            self.humming = False
+
+        @action
+        def receive(self) -> bool:
+            return False
+
+    report = check(Knocks)
+    assert (report.trace, report.violation and report.violation.loop) == (("send",), 1)
+
+
+class FairPeterson(Peterson):
+    """Who is awake goes on; nobody has to wake up."""
+
+    @leads_to(lambda w: w.at[0] is At.CRITICAL, fair=("raise_flag", "give_way", "enter", "leave", "lower_flag"))
+    def who_waits_gets_in(self) -> bool:
+        return self.at[0] is At.WAIT
+
+
+class StaysInside(FairPeterson):
+    """The unfair twin: whoever is inside may stay there."""
+
+    @leads_to(lambda w: w.at[0] is At.CRITICAL, fair=("raise_flag", "give_way", "enter", "lower_flag"))
+    def who_waits_gets_in(self) -> bool:
+        return self.at[0] is At.WAIT
+
+
+def test_nobody_starves_in_peterson_s_algorithm() -> None:
+    """Free of starvation, as is known, if who is inside leaves; and not if it need not."""
+    assert check(FairPeterson).assert_holds().distinct == 42
+    report = check(StaysInside)
+    assert report.trace[-1] == "enter(1)" and report.violation is not None
+    assert report.violation.loop == len(report.trace)
+
+
 def test_limits_keep_the_verdict_open() -> None:
     """What was not explored to its end says nothing about liveness, nor does a graph that is too large to keep."""
     report = check(Message, max_depth=2)
@@ -281,6 +322,24 @@ def test_limits_keep_the_verdict_open() -> None:
     found = explore(world)
     settle(world, found, Limits(seconds=3.0), Ticking(0.0))
     assert (found.limit, verdict(found)) == ("3.0 seconds while liveness was checked", Verdict.NOT_FINISHED)
+
+
+def test_the_search_before_has_used_its_share_of_the_limits() -> None:
+    """Seconds that are gone already count; bytes are reckoned per state; Ctrl-C leaves what was found."""
+    found = explore(Message())
+    settle(Message(), found, Limits(seconds=3.0), FixedClock(0.0), spent=3.0)
+    assert found.limit == "3.0 seconds while liveness was checked"
+    found = explore(Message())
+    settle(Message(), found, Limits(memory=5_000), None)
+    assert found.limit == "5 states while liveness was checked"
+
+    class Interrupted(Message):
+        @eventually
+        def arrives(self) -> bool:
+            raise KeyboardInterrupt
+
+    report = check(Interrupted)
+    assert (report.verdict, report.found.limit, report.distinct) == (Verdict.NOT_FINISHED, "Ctrl-C", 12)
 
 
 def test_a_broken_safety_property_is_told_first() -> None:
@@ -304,8 +363,9 @@ def test_a_bug_in_a_predicate_comes_through() -> None:
         def arrives(self) -> bool:
             return 1 // self.lost > 0
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         check(Buggy)
+    assert caught.value.__notes__[0].startswith("in property 'arrives' of Buggy, in the state where = 'unsent',")
 
     class Writes(Message):
         @eventually
@@ -421,4 +481,4 @@ def test_verdict_and_lasso_agree_with_the_definition(
     assert begun is not None
     assert all(at in bad for at in places[begun:])
     taken = {step.name for step in found.steps[found.loop :]}
-    assert all(name in taken or any((name, at) not in moves for at in places[found.loop :]) for name in fair)
+    assert all(name in taken or any(moves.get((name, at), at) == at for at in places[found.loop :]) for name in fair)
