@@ -47,6 +47,20 @@ PY
 echo "== statecore without extras lists its commands"
 "$work/venv/bin/statecore" --help
 
+echo "== statecore check and pytest, on the world of the how-to"
+mkdir models
+"$python" - "$root/docs/how-to/check-your-own-participant-kind.md" <<'PY'
+import pathlib, re, sys
+
+page = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")
+for name, text in re.findall(r"<!-- file: (models/[\w.]+|pytest.ini) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+    pathlib.Path(name).write_text(text, encoding="utf-8")
+PY
+"$work/venv/bin/statecore" check models/notes.py
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check pytest
+"$work/venv/bin/pytest" -q models/ | tee "$work/pytest.out"
+grep -q "1 passed" "$work/pytest.out"
+
 echo "== statecore demo --plain, from the wheel with its extra"
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[demo]"
 "$work/venv/bin/statecore" demo --plain

@@ -373,7 +373,7 @@ class CheckpointWorld(FleetWorld):
 
     @always(covers="S59")
     def an_open_id_is_of_this_life(self) -> bool:
-        ours = (own_id("ck", self.life, self.begun), RESTORE_ID)
+        ours = {RESTORE_ID, *(own_id("ck", self.life, number) for number in range(1, self.begun + 1))}
         open_ids = [where.open_id for where in (self.agent, self.tools) if where.open_id is not None]
         return self.life == 1 or all(open_id in ours for open_id in open_ids)
 

@@ -34,13 +34,21 @@ def name_of(entry: dict[str, Any]) -> str:
     return world.partition(":")[2] + (f"[{params}]" if params else "")
 
 
-@pytest.mark.parametrize("entry", MANIFEST["model"], ids=name_of)
+def entries(kind: str) -> list[Any]:
+    """All entries of a kind; those that say `slow` run with `make models` and are deselected elsewhere."""
+    return [
+        pytest.param(entry, id=name_of(entry), marks=[pytest.mark.slow] if entry.get("slow") else [])
+        for entry in MANIFEST[kind]
+    ]
+
+
+@pytest.mark.parametrize("entry", entries("model"))
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
 
     Covers: I11, I13, I14, I16, I17, I20, I21, I24, I35, I57, I65, I66, I67, I68, I69, I87, I88
     """
-    report = check(world_of(entry), **entry["params"])
+    report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), **entry["params"])
     found = {
         "verdict": str(report.verdict),
         "distinct": report.distinct,
@@ -50,7 +58,7 @@ def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     assert found == {key: entry[key] for key in found}, report.story()
 
 
-@pytest.mark.parametrize("entry", MANIFEST["twin"], ids=name_of)
+@pytest.mark.parametrize("entry", entries("twin"))
 def test_a_twin_fails_as_pinned(entry: dict[str, Any]) -> None:
     """Without its rule a world breaks the pinned property, in as few steps as pinned: the check can fail."""
     report = check(world_of(entry), **entry.get("params", {}))

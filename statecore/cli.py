@@ -8,8 +8,6 @@ imported is listed, and says why when it is called; where an optional extra brin
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -22,23 +20,22 @@ from typing import Any
 from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
-from .errors import DefinitionError, StatecoreError
-from .explore import Verdict
+from .explore import Engine, Progress, Verdict
 from .machine import Table
 from .report import Report, check
+from .retrace import written_test
+from .sequence import sequence
+from .targets import UsageError, load_module
 from .world import World
 
 __all__ = ["EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
 
 GROUP = "statecore.commands"
+PROGRESS_EVERY_S = 2.0
 EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Verdict.VACUOUS: 4}
 """Of `check`; 2 is a wrong command line, as everywhere. Of several worlds the first that does not hold decides."""
 
 Subparsers = Any  # argparse's own class for this is private
-
-
-class UsageError(StatecoreError):
-    """The command line names something that is not there; exit code 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,32 +94,6 @@ def _unavailable(args: argparse.Namespace) -> int:
     raise UsageError(args.reason)
 
 
-def load_module(target: str) -> tuple[ModuleType, str | None]:
-    """(module, name) of `path/to/file.py:NAME`, `path/to/file.py`, `package.module:NAME` or `package.module`.
-
-    The current directory can be imported from, as it can with `python -m`. Raises UsageError.
-    """
-    place, _, name = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place), name or None
-        except ModuleNotFoundError as error:
-            raise UsageError(f"cannot import {place}: {error}") from None
-    path = Path(place)
-    spec = importlib.util.spec_from_file_location(f"statecore_file_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"there is no file {place}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # attrs looks a class's module up there
-    try:
-        spec.loader.exec_module(module)
-    except (DefinitionError, SyntaxError, ImportError) as error:
-        raise UsageError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module, name or None
-
-
 def _named(module: ModuleType, name: str | None, wanted: Callable[[Any], bool], what: str) -> list[Any]:
     """The object of that name, or all that the module itself defines."""
     if name is not None:
@@ -157,11 +128,17 @@ def _register_check(commands: Subparsers) -> None:
     parser.add_argument("--max-states", type=int, default=1_000_000, metavar="N", help="distinct states (1,000,000)")
     parser.add_argument("--max-depth", type=int, metavar="N", help="levels; the initial state is the first")
     parser.add_argument("--max-seconds", type=float, metavar="S", help="how long to search (no bound)")
-    parser.add_argument("--json", action="store_true", help="one JSON object per world")
+    parser.add_argument("--max-memory", type=int, metavar="MB", help="megabytes that states may take")
+    parser.add_argument("--engine", choices=[*Engine], default=Engine.AUTO, help="which search (auto)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object per world")
+    form.add_argument("--mermaid", action="store_true", help="counterexamples as sequence diagrams")
+    parser.add_argument("--pytest", metavar="OUT.py", help="write a test that replays the counterexamples")
     parser.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
+    out = None if args.pytest is None else _writable(args.pytest)
     module, name = load_module(args.target)
     params = dict(map(_parameter, args.set))
     worlds: list[type[World]] = _named(module, name, _is_world, "world")
@@ -177,11 +154,55 @@ def _check(args: argparse.Namespace) -> int:
                 max_states=args.max_states,
                 max_depth=args.max_depth,
                 max_seconds=args.max_seconds,
+                max_memory=None if args.max_memory is None else args.max_memory * 1_000_000,
+                engine=args.engine,
+                progress=_Told(world.__name__),
                 **params,
             )
         )
-        print(json.dumps(reports[-1].to_json()) if args.json else reports[-1].story(), flush=True)
+        _show(args, world, reports[-1])
+    if out is not None:
+        broken = [pair for pair in zip(worlds, reports, strict=True) if pair[1].violation is not None]
+        if broken:
+            out.write_text(written_test(args.target.partition(":")[0], broken, out), encoding="utf-8")
+        print(f"statecore: {out} {'is written' if broken else 'is not written: no counterexample'}", file=sys.stderr)
     return next((EXIT_CODES[each.verdict] for each in reports if each.verdict is not Verdict.HOLDS), 0)
+
+
+class _Told:
+    """Says on standard error how far a long search is, every few seconds."""
+
+    def __init__(self, world: str) -> None:
+        self.world = world
+        self.next_s = PROGRESS_EVERY_S
+
+    def __call__(self, now: Progress) -> None:
+        if now.seconds < self.next_s:
+            return
+        self.next_s = now.seconds + PROGRESS_EVERY_S
+        print(
+            f"{self.world}: {now.distinct:,} states after {now.seconds:.0f} s ({now.distinct / now.seconds:,.0f}/s), "
+            f"level {now.depth} with {now.frontier:,}, {now.bytes / 1e6:,.0f} MB",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _show(args: argparse.Namespace, world: type[World], report: Report) -> None:
+    """The report in the form asked for; a diagram stands alone on standard output."""
+    if args.mermaid:
+        print(report.story(), file=sys.stderr, flush=True)
+        print(sequence(world, report), end="", flush=True)
+    else:
+        print(json.dumps(report.to_json()) if args.json else report.story(), flush=True)
+
+
+def _writable(given: str) -> Path:
+    """The path of a test to write. Raises UsageError before anything is explored in vain."""
+    path = Path(given)
+    if path.suffix != ".py" or not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"--pytest {given}: name a .py file in a directory that is there")
+    return path
 
 
 def _is_world(value: object) -> bool:

@@ -1,206 +1,104 @@
-"""The reference exploration: plain breadth-first search over every reachable state of a world.
+"""Explore every reachable state of a world, by whichever search fits.
 
-Simple on purpose (it is the oracle of any faster one): states are tuples in a dict, each found once, with the step that
-found it. Breadth first means that the trace to a violation is as short as any. Stopped early is *not finished*, never
-*holds*; and nothing checked, a `sometimes` unseen or an action that never fired is *vacuous*.
+`reference` is plain breadth-first search: the oracle, and good for small worlds. `fast` works on many states at once
+and needs numpy (the extra `check`). `auto` begins with the reference and goes over to the fast one when a world turns
+out to be larger; a small world is explored by both, and they must agree. Whichever it was is in what it found.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from enum import StrEnum, auto
-from typing import Any
+from importlib.util import find_spec
 
-from attrs import define, field, frozen
+from attrs import evolve
 
-from .errors import DefinitionError, InvariantBroken
-from .properties import Kind, Property
+from . import reference
+from .errors import DefinitionError
+from .findings import Exploration, Limits, Progress, Verdict, Violation, verdict
 from .seams import Clock
-from .world import State, Step, World
+from .world import World
 
-__all__ = ["Exploration", "Limits", "Verdict", "Violation", "explore", "verdict"]
+__all__ = ["Engine", "Exploration", "Limits", "Progress", "Verdict", "Violation", "explore", "verdict"]
 
-
-class Verdict(StrEnum):
-    """What an exploration says."""
-
-    HOLDS = auto()
-    VIOLATED = auto()
-    NOT_FINISHED = auto()
-    VACUOUS = auto()
+SMALL_STATES = 500
+SMALL_DEPTH = 100
+"""A level costs the fast search some time whatever is in it, so deep and thin worlds are not explored twice."""
+NO_NUMPY = "explored by the reference search, since numpy is not installed (pip install 'statecore[check]')"
 
 
-@frozen
-class Limits:
-    """Where a search stops: distinct states, levels (the initial state is level 1), seconds of the clock given."""
+class Engine(StrEnum):
+    """Which search explores."""
 
-    states: int = 1_000_000
-    depth: int | None = None
-    seconds: float | None = None
-
-
-@frozen
-class Violation:
-    """A broken property: `steps` lead from the initial state to it, `states` are the values before and after each."""
-
-    name: str
-    covers: tuple[str, ...]
-    steps: tuple[Step, ...]
-    states: tuple[State, ...]
+    AUTO = auto()
+    FAST = auto()
+    REFERENCE = auto()
 
 
-@define
-class Exploration:
-    """What was found. `generated` counts the initial state and every enabled step; `depth` counts levels."""
+def explore(
+    world: World,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    *,
+    engine: Engine | str = Engine.AUTO,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration:
+    """What the search found; the world stands where it stood before.
 
-    distinct: int = 0
-    generated: int = 1
-    depth: int = 0
-    violation: Violation | None = None
-    limit: str | None = None
-    unseen: tuple[str, ...] = ()
-    never_fired: tuple[str, ...] = ()
-    unchecked: tuple[str, ...] = ()
-    checked: tuple[str, ...] = ()
-    fired: dict[str, int] = field(factory=dict)
-
-
-class _Broken:
-    """Queued in place of a state: the step to it broke a property of the transition."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-Found = dict[Any, tuple[Any, Step | None]]
-Edges = list[tuple[State, Step, State]]
-
-
-def explore(world: World, limits: Limits | None = None, clock: Clock | None = None) -> Exploration:
-    """Every reachable state visited, or the shortest way to one that breaks a property, or a limit reached."""
-    limits = limits or Limits()
-    if limits.seconds is not None and clock is None:
-        raise DefinitionError("a limit in seconds needs a clock")
-    declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
-    result = Exploration(fired={name: 0 for name in world.actions_})
-    unseen = {p.name: p for p in declared[Kind.SOMETIMES]}
-    edges: Edges | None = [] if declared[Kind.RECOVERABLE] else None
-    steps = list(world.steps())
-    start = _hashable(world, world.values)
-    found: Found = {start: (None, None)}
-    queue = deque([(start, 1)])
-    stop_at = clock.monotonic() + limits.seconds if clock and limits.seconds is not None else None
-    capped = None
-
-    while queue and result.violation is None and result.limit is None:
-        state, level = queue.popleft()
-        result.depth = level
-        if broken := _broken(world, state, declared[Kind.ALWAYS]):
-            result.violation = _violation(found, state, broken.name, broken.covers)
-            break
-        for name in [name for name, p in unseen.items() if world.holds(p)]:
-            del unseen[name]
-        if limits.depth is not None and level >= limits.depth:
-            capped = f"depth {limits.depth}"
-            continue
-        enabled = False
-        for step, act in steps:
-            world.put(state)
-            try:
-                if not world.act(act, step.args):
-                    continue
-                after: Any = _hashable(world, world.values)
-            except InvariantBroken as failure:
-                after = _Broken(failure.property_name)
-            enabled = True
-            result.generated += 1
-            result.fired[step.name] += 1
-            if edges is not None and after.__class__ is tuple:
-                edges.append((state, step, after))
-            if after not in found:
-                found[after] = (state, step)
-                queue.append((after, level + 1))
-        if not enabled and not _any(world, state, declared[Kind.FINAL]):
-            result.violation = _violation(found, state, "deadlock", ())
-        elif len(found) > limits.states:
-            result.limit = f"{limits.states} states"
-        elif stop_at is not None and clock is not None and clock.monotonic() >= stop_at:
-            result.limit = f"{limits.seconds} seconds"
-
-    result.limit = result.limit or capped
-    result.distinct = sum(state.__class__ is tuple for state in found)
-    result.unseen = tuple(unseen)
-    result.never_fired = tuple(name for name, times in result.fired.items() if not times)
-    result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in declared[kind])
-    result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in declared[kind])
-    if edges is not None and result.violation is None and result.limit is None:
-        result.violation = _unrecoverable(world, found, edges, declared[Kind.RECOVERABLE])
-    return result
-
-
-def verdict(result: Exploration) -> Verdict:
-    """Violated before not finished before vacuous; *holds* only if all was explored and all declared was checked."""
-    if result.violation is not None:
-        return Verdict.VIOLATED
-    if result.limit is not None or result.unchecked:
-        return Verdict.NOT_FINISHED
-    if result.unseen or result.never_fired or not result.checked:
-        return Verdict.VACUOUS
-    return Verdict.HOLDS
-
-
-def _hashable(world: World, state: State) -> State:
+    DefinitionError if `engine` is none, if it is `fast` and numpy is not there, or if the world is declared wrongly.
+    """
+    if engine not in tuple(Engine):
+        raise DefinitionError(f"there is no engine {engine!r}; choose one of {', '.join(Engine)}")
+    start = world.values
     try:
-        hash(state)
-    except TypeError:
-        for name, value in zip(world.slots_, state, strict=True):
-            try:
-                hash(value)
-            except TypeError as error:
-                raise DefinitionError(f"slot {name!r} holds {value!r}, which cannot be hashed: {error}") from None
-    return state
+        return _explore(world, limits or Limits(), clock, Engine(engine), progress)
+    finally:
+        world.put(start)
 
 
-def _broken(world: World, state: Any, always: list[Property]) -> Property | None:
-    """The first property that `state` breaks; `world` stands in it afterwards."""
-    if isinstance(state, _Broken):
-        return Property(Kind.ALWAYS, state.name, lambda _: False, (state.name,))
-    world.put(state)
-    return next((p for p in always if not world.holds(p)), None)
+def _explore(
+    world: World,
+    limits: Limits,
+    clock: Clock | None,
+    engine: Engine,
+    progress: Callable[[Progress], None] | None,
+) -> Exploration:
+    there = find_spec("numpy") is not None
+    if engine is Engine.FAST and not there:
+        raise DefinitionError("the fast engine needs numpy: pip install 'statecore[check]', or take another engine")
+    if engine is Engine.REFERENCE or not there:
+        found = reference.explore(world, limits, clock, progress)
+        found.notes = (*found.notes, NO_NUMPY) if engine is Engine.AUTO else found.notes
+        return found
+    from . import fast
+
+    if engine is Engine.FAST:
+        return fast.explore(world, limits, clock, progress)
+    start = world.values
+    began = clock.monotonic() if clock and limits.seconds is not None else 0.0
+    found = reference.explore(world, evolve(limits, states=min(limits.states, SMALL_STATES)), clock, progress)
+    world.put(start)
+    if found.limit == f"{SMALL_STATES} states" and limits.states > SMALL_STATES:
+        left = limits
+        if clock and limits.seconds is not None:
+            left = evolve(limits, seconds=max(0.0, limits.seconds - (clock.monotonic() - began)))
+        found = fast.explore(world, left, clock, progress)
+        if found.limit == f"{left.seconds} seconds":
+            found.limit = f"{limits.seconds} seconds"
+        return found
+    if found.limit is None and found.depth <= SMALL_DEPTH:
+        _agree(world, found, fast.explore(world))
+    return found
 
 
-def _any(world: World, state: State, declared: list[Property]) -> bool:
-    world.put(state)
-    return any(world.holds(p) for p in declared)
-
-
-def _violation(found: Found, state: Any, name: str, covers: tuple[str, ...]) -> Violation:
-    """The way back from `state` to the initial one, turned round."""
-    steps: list[Step] = []
-    states: list[State] = [] if isinstance(state, _Broken) else [state]
-    before, step = found[state]
-    while step is not None:
-        steps.append(step)
-        states.append(before)
-        before, step = found[before]
-    return Violation(name, covers, tuple(reversed(steps)), tuple(reversed(states)))
-
-
-def _unrecoverable(world: World, found: Found, edges: Edges, declared: list[Property]) -> Violation | None:
-    """The nearest state from which one of the properties can never be reached again without faults."""
-    for each in declared:
-        before: dict[State, list[State]] = {}
-        for state, step, after in edges:
-            if not step.fault and (each.by is None or step.name in each.by):
-                before.setdefault(after, []).append(state)
-        good: set[State] = set()
-        todo = [state for state in found if _any(world, state, [each])]
-        while todo:
-            state = todo.pop()
-            if state not in good:
-                good.add(state)
-                todo += before.get(state, ())
-        stuck = next((state for state in found if state not in good), None)
-        if stuck is not None:
-            return _violation(found, stuck, each.name, each.covers)
-    return None
+def _agree(world: World, one: Exploration, other: Exploration) -> None:
+    """DefinitionError if two searches found different things."""
+    same = verdict(one) is verdict(other)
+    if one.violation is None and same:
+        counts = (one.distinct, one.generated, one.depth, one.fired)
+        same = counts == (other.distinct, other.generated, other.depth, other.fired)
+    if not same:
+        raise DefinitionError(
+            f"two searches of {type(world).__name__} differ ({one.distinct} and {other.distinct} distinct states, "
+            f"{one.generated} and {other.generated} generated): some action or property is not a function of the slots"
+        )

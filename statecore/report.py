@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
 
 from .errors import InvariantBroken, StatecoreError
-from .explore import Exploration, Limits, Verdict, Violation, explore, verdict
-from .machine import Snapshot
+from .explore import Engine, Exploration, Limits, Progress, Verdict, Violation, explore, verdict
+from .liveness import settle
 from .seams import Clock, SystemClock
+from .trace import lines as trace_lines
+from .trace import plain
 from .world import World
 
 __all__ = ["NotShown", "Report", "check"]
@@ -69,12 +71,14 @@ class Report:
 
     def story(self) -> str:
         """All of it in words: verdict, counts, what was missed, and the trace with what each step changed."""
-        return "\n".join([self._head(), *self._reasons(), *self._trace()])
+        trace = [] if self.violation is None else trace_lines(self.slots, self.violation)
+        return "\n".join([self._head(), *self._reasons(), *trace])
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON, for machines to read; slot values as text."""
         broken = self.violation
         return {
+            "format": 1,
             "world": self.world,
             "params": {name: str(value) for name, value in self.params.items()},
             "verdict": self.verdict.value,
@@ -86,60 +90,38 @@ class Report:
             "unseen": list(self.found.unseen),
             "never_fired": list(self.found.never_fired),
             "unchecked": list(self.found.unchecked),
+            "checked": list(self.found.checked),
+            "fired": dict(self.found.fired),
+            "engine": self.found.engine,
+            "bytes": self.found.bytes,
+            "notes": list(self.found.notes),
             "violation": None if broken is None else {"property": broken.name, "covers": list(broken.covers)},
             "trace": list(self.trace),
+            **plain(self.slots, broken),
         }
 
     def _head(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.params.items())
         rate = f"{self.distinct / self.seconds:,.0f} states/s" if self.seconds > 0 else "at once"
+        size = ""
+        if self.found.engine == Engine.FAST and self.found.bytes is not None:
+            size = f", {self.found.bytes / max(1, self.distinct):.0f} bytes a state"
         return (
             f"{self.world}({values}): {self.verdict.value.replace('_', ' ')}; {self.distinct:,} distinct states, "
-            f"{self.generated:,} generated, depth {self.depth}, {self.seconds:.2f} s, {rate}"
+            f"{self.generated:,} generated, depth {self.depth}, {self.seconds:.2f} s, {rate}{size}"
         )
 
     def _reasons(self) -> list[str]:
         found = self.found
         lines = [f"  stopped at the limit of {found.limit}"] if found.limit else []
+        lines += [f"  {note}" for note in found.notes]
         # A search that stopped early has not seen everything, so what it missed says nothing.
         if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
             lines += [f"  sometimes {name}: never seen" for name in found.unseen]
             lines += [f"  action {name}: never fired" for name in found.never_fired]
-            lines += [f"  {name}: declared, but this search checks no liveness" for name in found.unchecked]
+            lines += [f"  {name}: not checked, since not all was explored" for name in found.unchecked]
             lines += [] if found.checked else ["  nothing is declared that must hold"]
         return lines
-
-    def _trace(self) -> list[str]:
-        broken = self.violation
-        if broken is None:
-            return []
-        covers = f" ({', '.join(broken.covers)})" if broken.covers else ""
-        steps = f"{len(broken.steps)} step{'' if len(broken.steps) == 1 else 's'}"
-        lines = [f"  {broken.name}{covers} is broken after {steps}, and no fewer:"]
-        lines += [f"     0  start: {self._difference(None, broken.states[0])}"]
-        for number, step in enumerate(broken.steps, start=1):
-            before, after = broken.states[number - 1], broken.states[number : number + 1]
-            change = self._difference(before, after[0]) if after else "the step itself is the fault"
-            lines.append(f"  {number:>4}  {step.label}{' [fault]' if step.fault else ''}: {change}")
-        return lines
-
-    def _difference(self, before: tuple[Any, ...] | None, after: tuple[Any, ...]) -> str:
-        old = before if before is not None else (object(),) * len(after)
-        changed = [
-            f"{name} = {_shown(new)}" for name, was, new in zip(self.slots, old, after, strict=True) if was != new
-        ]
-        return ", ".join(changed) or "nothing changes"
-
-
-def _shown(value: object) -> str:
-    """The value as short text: sets in a steady order, snapshots as state and data."""
-    if isinstance(value, frozenset):
-        return "{" + ", ".join(sorted(map(_shown, value))) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_shown, value)) + ")"
-    if isinstance(value, Snapshot):
-        return str(value.state) if value.data is None else f"{value.state} {_shown(value.data)}"
-    return str(value) if isinstance(value, Enum) else repr(value)
 
 
 def check(
@@ -148,14 +130,23 @@ def check(
     max_states: int = 1_000_000,
     max_depth: int | None = None,
     max_seconds: float | None = None,
+    max_memory: int | None = None,
+    engine: Engine | str = Engine.AUTO,
+    progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
     **params: Any,
 ) -> Report:
-    """The report of a search through every reachable state of `world(**params)`, within the limits."""
+    """The report of a search through every reachable state of `world(**params)`, within the limits.
+
+    `engine` is auto, fast or reference (see `statecore.explore`); `max_memory` is in bytes; `progress` is told now and
+    then how far it is. Stopped by a limit or by Ctrl-C, the report is of what was found until then.
+    """
     made = world(**params)
     clock = clock or SystemClock()
     started = clock.monotonic()
-    found = explore(made, Limits(max_states, max_depth, max_seconds), clock)
+    limits = Limits(max_states, max_depth, max_seconds, max_memory)
+    found = explore(made, limits, clock, engine=engine, progress=progress)
+    settle(made, found, limits, clock, spent=clock.monotonic() - started)
     return Report(
         world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started
     )

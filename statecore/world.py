@@ -61,13 +61,20 @@ def param(default: T) -> T:
 
 
 class Action:
-    """A declared action. `over(world)` gives the values it is tried with, each as its own action."""
+    """A declared action. `over(world)` gives the values it is tried with, each as its own action.
 
-    def __init__(self, function: Callable[..., object], fault: bool, over: Any) -> None:
+    `fair`: it is not put off for ever while it stays enabled. `by`: who acts, for diagrams.
+    """
+
+    def __init__(
+        self, function: Callable[..., object], fault: bool, over: Any, fair: bool = False, by: str | None = None
+    ) -> None:
         self.function = function
         self.name = function.__name__
         self.fault = fault
         self.over = over
+        self.fair = fair
+        self.by = by
         self.__doc__ = function.__doc__
 
     def values(self, world: World) -> Iterable[tuple[Any, ...]]:
@@ -86,12 +93,25 @@ class Action:
 @overload
 def action(function: Callable[..., object]) -> Action: ...
 @overload
-def action(*, fault: bool = ..., over: Any = ...) -> Callable[[Callable[..., object]], Action]: ...
-def action(function: Callable[..., object] | None = None, *, fault: bool = False, over: Any = None) -> Any:
-    """Declare an action: `fault` marks one that nobody wants, `over` (values, or `over(world)`) repeats it."""
+def action(
+    *, fault: bool = ..., over: Any = ..., fair: bool = ..., by: str | None = ...
+) -> Callable[[Callable[..., object]], Action]: ...
+def action(
+    function: Callable[..., object] | None = None,
+    *,
+    fault: bool = False,
+    over: Any = None,
+    fair: bool = False,
+    by: str | None = None,
+) -> Any:
+    """Declare an action: `fault` marks one that nobody wants, `over` (values, or `over(world)`) repeats it.
+
+    `fair=True` is weak fairness: as long as it stays enabled it is not put off for ever; nothing else is bound to
+    happen. `by="coordinator"` says who acts; diagrams show it.
+    """
 
     def declare(given: Callable[..., object]) -> Action:
-        return Action(given, fault, over)
+        return Action(given, fault, over, fair, by)
 
     return declare if function is None else declare(function)
 

@@ -9,7 +9,7 @@ import pytest
 
 from models.two_phase_commit import AbortsAfterPrepare, TwoPhaseCommit
 from statecore import DefinitionError, InvariantBroken, StatecoreError, Verdict, check
-from statecore.explore import Limits, explore
+from statecore.explore import Limits, explore, verdict
 from statecore.properties import always, eventually, final, leads_to, recoverable, sometimes
 from statecore.report import NotShown
 from statecore.seams import FixedClock
@@ -226,7 +226,7 @@ def test_a_violation_within_the_limit_is_found() -> None:
 
 
 def test_liveness_that_is_not_checked_keeps_the_verdict_open() -> None:
-    """`eventually` and `leads_to` are declared, but this search does not check them, and says so."""
+    """The search itself checks no `eventually` and no `leads_to`, and says so; a check goes on and does."""
 
     class Lives(Walk):
         @eventually
@@ -237,9 +237,12 @@ def test_liveness_that_is_not_checked_keeps_the_verdict_open() -> None:
         def falls(self) -> bool:
             return self.fallen
 
+    found = explore(Lives())
+    assert (verdict(found), found.unchecked) == (Verdict.NOT_FINISHED, ("arrives", "falls"))
     report = check(Lives)
-    assert (report.verdict, report.found.unchecked) == (Verdict.NOT_FINISHED, ("arrives", "falls"))
-    assert "arrives: declared, but this search checks no liveness" in report.story()
+    assert (report.verdict, report.trace) == (Verdict.VIOLATED, ())
+    assert report.violation is not None and (report.violation.name, report.violation.loop) == ("arrives", 0)
+    assert "arrives never comes: nothing need happen after 0 steps" in report.story()
 
 
 def test_mistakes_are_named() -> None:

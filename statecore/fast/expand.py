@@ -1,0 +1,134 @@
+"""What every step does to many states at once, and how packed states are laid out as slots get new values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..world import Action, Step, World
+from .intern import MOST_VALUES, Layout, Words
+from .states import States
+from .tracing import Run, Tracer
+from .trie import Columns, Ints, Trie
+
+__all__ = ["CHUNK", "Expander", "Fired"]
+
+CHUNK = 1 << 15
+"""States are looked at so many at a time."""
+
+Fired = tuple[int, Ints | None, Ints]
+"""The number of a step, the rows in which it is enabled (None: all), and the leaf of each."""
+
+
+class Expander:
+    """The tries of a world's steps and properties, over one layout that grows."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tracer = Tracer(world)
+        self.layout = Layout.roomy(self._needed())
+        self.states = States(self.layout.words)
+        self.states.add([np.array([word], np.uint64) for word in self.layout.pack(self.tracer.start)])
+        self.steps: list[tuple[Step, Action]] = list(world.steps())
+        self.tries = [Trie(f"action {step.label}", self.layout) for step, _ in self.steps]
+        self._predicates: dict[str, Trie] = {}
+        self._first: dict[int, tuple[tuple[int, ...], Run]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What states and tries take."""
+        return self.states.bytes + sum(trie.bytes for trie in (*self.tries, *self._predicates.values()))
+
+    def too_many_values(self) -> str | None:
+        """The slot, if there is one, whose values are too many."""
+        for slot in self.tracer.slots:
+            if len(slot) > MOST_VALUES:
+                newest = ", ".join(map(repr, slot.values[-3:]))
+                return f"{MOST_VALUES} values of slot {slot.name!r}: it seems to grow without bound (newest: {newest})"
+        return None
+
+    def fired(self, begin: int, end: int) -> tuple[Columns, list[Fired]]:
+        """What is enabled in the states from `begin` up to `end`; whatever it does fits into the layout."""
+        while True:
+            columns = Columns(self.states.words(begin, end), self.layout)
+            fired = list(self.each(columns, range(len(self.steps))))
+            if not self.grow():
+                return columns, fired
+
+    def each(self, columns: Columns, numbers: range | list[int]) -> Iterator[Fired]:
+        """Step by step, what is enabled in some states; steps that are enabled nowhere are left out."""
+        for number in numbers:
+            rows, leaves = self.tries[number].run(columns, self._learner(number, columns))
+            if len(leaves):
+                yield number, rows, leaves
+
+    def after(self, columns: Columns, fired: Fired) -> Words:
+        """The states that a step leads to, without those rows in which it breaks a property itself."""
+        number, rows, leaves = fired
+        trie = self.tries[number]
+        if trie.leaves.broken:
+            fine = np.flatnonzero(~np.isin(leaves, trie.leaves.broken))
+            rows, leaves = fine if rows is None else rows[fine], leaves[fine]
+        return trie.leaves.apply(columns.words, rows, leaves, self.layout)
+
+    def broken(self, fired: Fired) -> tuple[int, str] | None:
+        """The first row in which the step breaks a property, and its name."""
+        number, rows, leaves = fired
+        trie = self.tries[number]
+        if not trie.leaves.broken:
+            return None
+        found = np.flatnonzero(np.isin(leaves, trie.leaves.broken))
+        if not len(found):
+            return None
+        first = int(found[0]) if rows is None else int(found[np.argmin(rows[found])])
+        name = trie.leaves.outcomes[int(leaves[first])].breaks
+        assert name is not None
+        return (first if rows is None else int(rows[first])), name
+
+    def false(self, name: str, predicate: Callable[[Any], object], columns: Columns) -> Ints:
+        """The rows in which the predicate is false, in order."""
+        trie = self._predicates.get(name)
+        if trie is None:
+            trie = self._predicates[name] = Trie(f"property {name!r}", self.layout)
+
+        def learn(row: int) -> tuple[Run, tuple[int, ...]]:
+            ids = columns.ids(row)
+            return self.tracer.holds(name, predicate, ids), ids
+
+        rows, _ = trie.run(columns, learn)
+        return np.arange(columns.count) if rows is None else np.sort(rows)
+
+    def grow(self) -> bool:
+        """Whether slots had got more values than there was room for; now there is room, and states are packed anew."""
+        if all(len(slot) <= self.layout.capacity(number) for number, slot in enumerate(self.tracer.slots)):
+            return False
+        old, self.layout = self.layout, Layout.roomy(self._needed())
+        self.states.replace(self.layout.repack(self.states.words(0, self.states.count), old))
+        for trie in (*self.tries, *self._predicates.values()):
+            trie.relayout(self.layout)
+        return True
+
+    def check_pure(self) -> None:
+        """DefinitionError if an action does something else now than when it was first run, or values were changed."""
+        for number, (ids, run) in self._first.items():
+            step, action = self.steps[number]
+            self.tracer.compare(f"action {step.label}", run, self.tracer.act(step, action, ids), ids)
+        self.tracer.check_unchanged()
+
+    def _learner(self, number: int, columns: Columns) -> Callable[[int], tuple[Run, tuple[int, ...]]]:
+        step, action = self.steps[number]
+
+        def learn(row: int) -> tuple[Run, tuple[int, ...]]:
+            ids = columns.ids(row)
+            run = self.tracer.act(step, action, ids)
+            if number not in self._first or (run.outcome.enabled and not self._first[number][1].outcome.enabled):
+                self._first[number] = (ids, run)
+            return run, ids
+
+        return learn
+
+    def _needed(self) -> list[int]:
+        """The bits that each slot needs."""
+        return [max(1, (len(slot) - 1).bit_length()) for slot in self.tracer.slots]

@@ -1,0 +1,257 @@
+"""Breadth-first search over whole frontiers: the same answers as the reference search, many states at a time.
+
+States are kept in the order in which they are found, so a level is a range of positions, and no state has a note of
+where it came from: the way to it is found backwards, level by level, and so is as short as any. Verdict, counts and the
+length of a counterexample are those of the reference; where several are equally short, it may be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ..errors import DefinitionError
+from ..findings import Exploration, Limits, Progress, Violation
+from ..properties import Kind, Property
+from ..seams import Clock
+from ..world import State, Step, World
+from .expand import CHUNK, Expander
+from .intern import Words
+from .recover import stuck
+from .states import MOST_STATES
+from .trie import Columns
+
+__all__ = ["explore"]
+
+BATCH = 1 << 16
+"""So many new states at least are looked up together, if there are as many."""
+GROWING_LEVELS = 8
+GROWING_VALUES = 64
+
+
+def explore(
+    world: World,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration:
+    """Every reachable state visited, or a shortest way to one that breaks a property, or a limit reached.
+
+    DefinitionError for an action that is not a function of what it reads, for a value that cannot be hashed or was
+    changed in place. Ctrl-C is a limit too.
+    """
+    limits = limits or Limits()
+    if limits.seconds is not None and clock is None:
+        raise DefinitionError("a limit in seconds needs a clock")
+    return _Search(world, limits, clock, progress).run()
+
+
+class _Search:
+    def __init__(
+        self, world: World, limits: Limits, clock: Clock | None, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self.world = world
+        self.limits = limits
+        self.clock = clock
+        self.progress = progress
+        self.began = clock.monotonic() if clock else 0.0
+        self.expander = Expander(world)
+        self.declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
+        self.unseen = {p.name: p for p in self.declared[Kind.SOMETIMES]}
+        self.levels = [0]  # the first position of each
+        self.values: list[list[int]] = []  # how many each slot had when each level was begun
+        self.result = Exploration(fired={name: 0 for name in world.actions_}, engine="fast")
+        self.failed: tuple[int, int, str] | None = None  # position, step, what it breaks
+        self.begin = self.end = 0
+
+    def run(self) -> Exploration:
+        result = self.result
+        try:
+            self._levels()
+            if result.violation is None and result.limit is None:
+                self._recoverable()
+        except KeyboardInterrupt:
+            result.limit = "Ctrl-C"
+        self.expander.check_pure()
+        result.distinct = self.expander.states.count
+        result.bytes = self.expander.bytes
+        result.unseen = tuple(self.unseen)
+        result.never_fired = tuple(name for name, times in result.fired.items() if not times)
+        result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in self.declared[kind])
+        result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in self.declared[kind])
+        result.notes = self._growing() if result.limit is not None else ()
+        return result
+
+    def _levels(self) -> None:
+        states = self.expander.states
+        capped = None
+        self.begin, self.end = 0, states.count
+        while self.begin < self.end:
+            self.result.depth += 1
+            if self._failed():
+                return
+            self.values.append([len(slot) for slot in self.expander.tracer.slots])
+            last = self.limits.depth is not None and self.result.depth >= self.limits.depth
+            for begin in range(self.begin, self.end, CHUNK):
+                end = min(begin + CHUNK, self.end)
+                if self._seen(begin, end):
+                    return
+                if not last and self._expanded(begin, end):
+                    return
+                if self._stopped():
+                    # What was found on the way and needs no more search is said.
+                    if self.failed is not None:
+                        self.result.depth += 1
+                        self._failed()
+                    return
+            if last:
+                capped = f"depth {self.limits.depth}"
+                break
+            self.begin, self.end = self.end, states.count
+            self.levels.append(self.begin)
+        if self.failed is not None and capped is None:
+            self.result.depth += 1
+            self._failed()
+        self.result.limit = capped if self.result.violation is None else None
+
+    def _seen(self, begin: int, end: int) -> bool:
+        """Whether a property that must always hold is broken in one of these states; what is seen is noted."""
+        columns = Columns(self.expander.states.words(begin, end), self.expander.layout)
+        first: tuple[int, Property] | None = None
+        for each in self.declared[Kind.ALWAYS]:
+            rows = self.expander.false(each.name, each, columns)
+            if len(rows) and (first is None or rows[0] < first[0]):
+                first = int(rows[0]), each
+        if first is not None:
+            self.result.violation = self._violation(begin + first[0], first[1].name, first[1].covers)
+            return True
+        for name, each in list(self.unseen.items()):
+            if len(self.expander.false(name, each, columns)) < columns.count:
+                del self.unseen[name]
+        return False
+
+    def _expanded(self, begin: int, end: int) -> bool:
+        """Whether one of these states is a deadlock; where its steps lead to is found."""
+        expander, result = self.expander, self.result
+        columns, fired = expander.fired(begin, end)
+        enabled = np.zeros(columns.count, bool)
+        batch: list[Words] = []
+        size = 0
+        for each in fired:
+            number, rows, leaves = each
+            if rows is None:
+                enabled[:] = True
+            else:
+                enabled[rows] = True
+            result.generated += len(leaves)
+            result.fired[expander.steps[number][0].name] += len(leaves)
+            if self.failed is None and (found := expander.broken(each)) is not None:
+                self.failed = begin + found[0], number, found[1]
+            batch.append(expander.after(columns, each))
+            size += len(batch[-1][0])
+            if size >= BATCH:
+                self._add(batch)
+                batch, size = [], 0
+        self._add(batch)
+        dead = np.flatnonzero(~enabled)
+        for each_final in self.declared[Kind.FINAL]:
+            if len(dead):
+                of_dead = Columns([word[dead] for word in columns.words], columns.layout)
+                dead = dead[expander.false(each_final.name, each_final, of_dead)]
+        if len(dead):
+            result.violation = self._violation(begin + int(dead[0]), "deadlock", ())
+        return bool(len(dead))
+
+    def _add(self, batch: list[Words]) -> None:
+        if len(batch) == 1:
+            self.expander.states.add(batch[0])
+        elif batch:
+            self.expander.states.add([np.concatenate(words) for words in zip(*batch, strict=True)])
+
+    def _failed(self) -> bool:
+        """Whether a step of the level before broke a property itself."""
+        if self.failed is None:
+            return False
+        position, number, name = self.failed
+        way = self._violation(position, name, (name,))
+        step = self.expander.steps[number][0]
+        self.result.violation = Violation(name, (name,), (*way.steps, step), way.states)
+        return True
+
+    def _stopped(self) -> bool:
+        """Whether a limit is reached; whoever wants to know hears how far it is."""
+        result, limits, count = self.result, self.limits, self.expander.states.count
+        now = self.clock.monotonic() if self.clock else 0.0
+        if count > limits.states:
+            result.limit = f"{limits.states} states"
+        elif count > MOST_STATES:
+            result.limit = f"{MOST_STATES} states, the most there is room for"
+        elif limits.seconds is not None and now - self.began >= limits.seconds:
+            result.limit = f"{limits.seconds} seconds"
+        elif limits.memory is not None and self.expander.bytes > limits.memory:
+            result.limit = f"{limits.memory} bytes of memory"
+        else:
+            result.limit = self.expander.too_many_values()
+        if self.progress is not None:
+            self.progress(Progress(count, self.end - self.begin, result.depth, now - self.began, self.expander.bytes))
+        return result.limit is not None
+
+    def _recoverable(self) -> None:
+        for each in self.declared[Kind.RECOVERABLE]:
+            position = stuck(self.expander, each, self._stopped)
+            if self.result.limit is not None:
+                return
+            if position is not None:
+                self.result.violation = self._violation(position, each.name, each.covers)
+                return
+
+    def _violation(self, position: int, name: str, covers: tuple[str, ...]) -> Violation:
+        """The way to the state, found backwards: in each level the first state that has a step to the next one."""
+        level = max(number for number, first in enumerate(self.levels) if first <= position)
+        steps: list[Step] = []
+        states: list[State] = [self._state(position)]
+        while level:
+            level -= 1
+            position, step = self._before(position, self.levels[level], self.levels[level + 1])
+            steps.append(step)
+            states.append(self._state(position))
+        return Violation(name, covers, tuple(reversed(steps)), tuple(reversed(states)))
+
+    def _before(self, position: int, begin: int, end: int) -> tuple[int, Step]:
+        """The first state of the level with a step to that state, and the step."""
+        expander = self.expander
+        wanted = expander.states.at(position)
+        for first in range(begin, end, CHUNK):
+            columns = Columns(expander.states.words(first, min(first + CHUNK, end)), expander.layout)
+            best: tuple[int, int] | None = None
+            for number, trie in enumerate(expander.tries):
+                for fired in expander.each(columns, [number]):
+                    _, rows, leaves = fired
+                    after = trie.leaves.apply(columns.words, rows, leaves, expander.layout)
+                    same = np.logical_and.reduce([word == one for word, one in zip(after, wanted, strict=True)])
+                    same &= ~np.isin(leaves, trie.leaves.broken)
+                    if same.any():
+                        row = int(np.flatnonzero(same).min()) if rows is None else int(rows[same].min())
+                        best = min(best or (row, number), (row, number))
+            if best is not None:
+                return first + best[0], expander.steps[best[1]][0]
+        raise AssertionError("every state but the first was found by a step from the level before")
+
+    def _state(self, position: int) -> State:
+        return self.expander.tracer.values(self.expander.layout.unpack(self.expander.states.at(position)))
+
+    def _growing(self) -> tuple[str, ...]:
+        """Slots that got new values in each of the last levels: which, how many, the newest."""
+        notes = []
+        if len(self.values) > GROWING_LEVELS:
+            for number, slot in enumerate(self.expander.tracer.slots):
+                sizes = [*(counts[number] for counts in self.values[-GROWING_LEVELS:]), len(slot)]
+                if len(slot) >= GROWING_VALUES and all(one < two for one, two in pairwise(sizes)):
+                    newest = ", ".join(map(repr, slot.values[-3:]))
+                    notes.append(
+                        f"slot {slot.name!r} has {len(slot):,} values and seems to grow without bound; "
+                        f"the newest: {newest}"
+                    )
+        return tuple(notes)

@@ -1,0 +1,144 @@
+"""Every state found so far, in the order found: a column for each word, and a hash table of their positions.
+
+Comparison is exact at any width: the table says where to look, and whole words are compared. A state takes 8 bytes a
+word, and 8 to 16 in the table. Everything is done for many states at once, without a loop over states.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .intern import Words
+
+__all__ = ["MOST_STATES", "States"]
+
+MOST_STATES = 2**31 - 2**22
+"""Positions are 32-bit; whoever adds sees to it that there are no more."""
+
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_HALF = np.uint64(32)
+Index = NDArray[np.int32]
+
+
+class States:
+    """Grows by `add`; `find` says where states are."""
+
+    def __init__(self, words: int) -> None:
+        self.count = 0
+        self.columns: Words = [np.empty(1 << 10, np.uint64) for _ in range(words)]
+        self._set_bits(12)
+
+    def _set_bits(self, bits: int) -> None:
+        self._bits = bits
+        self._table: Index = np.full(1 << bits, -1, np.int32)
+        self._shift = np.uint64(64 - bits)
+        self._last = (1 << bits) - 1
+
+    @property
+    def bytes(self) -> int:
+        """What states and table take; room that is set aside for more is not counted until it is used."""
+        return self.count * 8 * len(self.columns) + self._table.nbytes
+
+    def words(self, begin: int, end: int) -> Words:
+        """The states from position `begin` up to `end`; views."""
+        return [column[begin:end] for column in self.columns]
+
+    def at(self, position: int) -> list[int]:
+        """One state as plain integers."""
+        return [int(column[position]) for column in self.columns]
+
+    def add(self, new: Words) -> None:
+        """All of them are there; equal ones once."""
+        self._make_room(len(new[0]))
+        table, columns = self._table, self.columns
+        place = self._places(new)
+        while len(place):
+            position = table.take(place)
+            empty = position < 0
+            settled = columns[0].take(position, mode="wrap") == new[0]
+            for column, word in zip(columns[1:], new[1:], strict=True):
+                settled &= column.take(position, mode="wrap") == word
+            settled &= ~empty
+            free = np.flatnonzero(empty)
+            if len(free):
+                # Who wrote last has the place; the others look again at what is there now.
+                claim = np.arange(len(free), dtype=np.int32)
+                claim += self.count
+                wanted = place[free]
+                table[wanted] = claim
+                won = free[table[wanted] == claim]
+                end = self.count + len(won)
+                for column, word in zip(columns, new, strict=True):
+                    column[self.count : end] = word[won]
+                table[place[won]] = np.arange(self.count, end, dtype=np.int32)
+                self.count = end
+                settled[won] = True
+            left = np.flatnonzero(~settled)
+            if not len(left):
+                return
+            place = (place[left] + ~empty[left]) & self._last
+            new = [word[left] for word in new]
+
+    def find(self, wanted: Words) -> Index:
+        """The position of each, -1 where it is not there."""
+        found = np.full(len(wanted[0]), -1, np.int32)
+        rows = np.arange(len(found))
+        place = self._places(wanted)
+        while len(rows):
+            position = self._table.take(place)
+            same = position >= 0
+            wrong = same.copy()
+            for column, word in zip(self.columns, wanted, strict=True):
+                same &= column.take(position, mode="wrap") == word
+            found[rows[same]] = position[same]
+            left = np.flatnonzero(wrong & ~same)
+            rows, wanted = rows[left], [word[left] for word in wanted]
+            place = (place[left] + 1) & self._last
+        return found
+
+    def replace(self, words: Words) -> None:
+        """The same states in the same order, packed anew."""
+        self.columns = [np.empty(max(1 << 10, self.count * 2), np.uint64) for _ in words]
+        for column, word in zip(self.columns, words, strict=True):
+            column[: self.count] = word
+        self._fill()
+
+    def _places(self, words: Words) -> NDArray[np.int64]:
+        """Where in the table to begin to look."""
+        mixed = words[0] * _MIX[0]
+        for word in words[1:]:
+            mixed ^= mixed >> _HALF
+            mixed += word
+            mixed *= _MIX[0]
+        mixed ^= mixed >> _HALF
+        mixed *= _MIX[1]
+        mixed >>= self._shift
+        return mixed.view(np.int64)
+
+    def _make_room(self, more: int) -> None:
+        need = self.count + more
+        if need > len(self.columns[0]):
+            for number, column in enumerate(self.columns):
+                self.columns[number] = np.empty(need * 2, np.uint64)
+                self.columns[number][: self.count] = column[: self.count]
+        bits = self._bits
+        while need * 3 > 2 << bits or self.count * 2 > 1 << bits:
+            bits += 1
+        if bits != self._bits:
+            self._set_bits(bits)
+            self._fill()
+
+    def _fill(self) -> None:
+        """The table is made anew from the states, which differ from each other."""
+        table = self._table
+        table.fill(-1)
+        for begin in range(0, self.count, 1 << 18):
+            end = min(begin + (1 << 18), self.count)
+            position = np.arange(begin, end, dtype=np.int32)
+            place = self._places(self.words(begin, end))
+            while len(place):
+                free = np.flatnonzero(table.take(place) < 0)
+                table[place[free]] = position[free]
+                left = np.flatnonzero(table.take(place) != position)
+                place, position = (place[left] + 1) & self._last, position[left]

@@ -1,0 +1,190 @@
+"""Actions and properties run one at a time, with a record of what they read, in order, and what they wrote.
+
+An action must be a function of the slots that it reads. Some runs are made twice, in the hope of catching one that is
+not; values that it was given are looked at again, to catch one that changes them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from ..errors import DefinitionError, InvariantBroken, Refused
+from ..findings import noted
+from ..world import Action, Step, World
+from .intern import SlotValues
+
+__all__ = ["Outcome", "Run", "Tracer"]
+
+TWICE_AT_FIRST = 200
+TWICE_LATER = 8
+"""So many first runs of an action are made twice, and of later ones each eighth."""
+
+
+@frozen
+class Outcome:
+    """Not enabled (or a property that holds), or the slots written, or the name of what the step breaks."""
+
+    enabled: bool
+    writes: tuple[tuple[int, int], ...] = ()
+    breaks: str | None = None
+
+
+@frozen
+class Run:
+    """Which slots were read, in order, and what came of it."""
+
+    reads: tuple[int, ...]
+    outcome: Outcome
+
+
+HELD = Outcome(False)
+BROKEN = Outcome(True)
+
+
+class Tracer:
+    """Runs the world's functions on given states; `slots` are the values that slots have had so far."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.slots = [SlotValues(name) for name in world.slots_]
+        self.start = tuple(slot.id_of(value) for slot, value in zip(self.slots, world.values, strict=True))
+        self.calls = 0
+        self._traced: Any = _traced(world)
+
+    def values(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
+        """What the slots hold in the state of these numbers."""
+        return tuple(slot.values[number] for slot, number in zip(self.slots, ids, strict=True))
+
+    def act(self, step: Step, action: Action, ids: tuple[int, ...]) -> Run:
+        """A run of an action."""
+        where = f"action {step.label}"
+
+        def call(world: Any) -> Outcome:
+            try:
+                enabled = world.act(action, step.args)
+            except InvariantBroken as failure:
+                return Outcome(True, breaks=failure.property_name)
+            if not enabled:
+                return HELD
+            numbers, written = self._traced.numbers_, self._traced.__dict__["_writes"]
+            ids_ = ((numbers[name], self.slots[numbers[name]].id_of(value)) for name, value in written.items())
+            return Outcome(True, tuple(sorted(ids_)))
+
+        return self._run(where, call, ids)
+
+    def holds(self, name: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
+        """A run of a predicate; the outcome is `enabled` where it is false."""
+        return self._run(f"property {name!r}", lambda world: HELD if world.holds(predicate) else BROKEN, ids)
+
+    def check_unchanged(self) -> None:
+        """Every value of every slot is still what it was when it was met."""
+        for slot in self.slots:
+            for number in range(len(slot)):
+                slot.check_unchanged(number, "something")
+
+    def _run(self, where: str, call: Callable[[Any], Outcome], ids: tuple[int, ...]) -> Run:
+        self.calls += 1
+        run = self._once(where, call, ids)
+        if self.calls <= TWICE_AT_FIRST or self.calls % TWICE_LATER == 0:
+            self.compare(where, run, self._once(where, call, ids), ids)
+        return run
+
+    def _once(self, where: str, call: Callable[[Any], Outcome], ids: tuple[int, ...]) -> Run:
+        given = self.values(ids)
+        store = self._traced.__dict__
+        reads: dict[int, None] = {}
+        store["_given"], store["_reads"], store["_writes"], store["_locked"] = given, reads, {}, False
+        try:
+            outcome = call(self._traced)
+        except DefinitionError:
+            raise
+        except Exception as error:
+            noted(error, where, self.world, given)
+            raise
+        for slot in reads:
+            self.slots[slot].check_unchanged(ids[slot], where)
+        return Run(tuple(reads), outcome)
+
+    def compare(self, where: str, first: Run, second: Run, ids: tuple[int, ...]) -> None:
+        """DefinitionError if two runs from one state differ."""
+        if first == second:
+            return
+        names = list(self.world.slots_)
+        if first.reads != second.reads:
+            one, two = (", ".join(names[slot] for slot in run.reads) or "nothing" for run in (first, second))
+            how = f"read {one}, and then {two}"
+        else:
+            how = f"{self._told(first)}, and then {self._told(second)}"
+        raise DefinitionError(
+            f"{where} is not a function of the slots that it reads: twice from the same state "
+            f"({_state(self.world, self.values(ids))}) it {how}; keep all that matters in slots"
+        )
+
+    def _told(self, run: Run) -> str:
+        outcome = run.outcome
+        if outcome.breaks is not None:
+            return f"broke {outcome.breaks}"
+        if not outcome.enabled:
+            return "was not enabled (or held)"
+        wrote = (f"{self.slots[slot].name} = {self.slots[slot].values[number]!r}" for slot, number in outcome.writes)
+        return f"wrote {', '.join(wrote) or 'nothing'}"
+
+
+def _state(world: World, values: tuple[Any, ...]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, values, strict=True))
+
+
+def _reader(name: str, index: int) -> property:
+    def get(self: Any) -> Any:
+        store = self.__dict__
+        if name in store["_writes"]:
+            return store["_writes"][name]
+        store["_reads"][index] = None
+        return store["_given"][index]
+
+    return property(get)
+
+
+def _traced(world: World) -> World:
+    """The same world with slots that record; reads of what the run itself wrote are none."""
+    kind = type(world)
+
+    def assign(self: Any, name: str, value: object) -> None:
+        if name not in kind.slots_ or self._locked:
+            kind.__setattr__(self, name, value)  # which says what is wrong
+        self.__dict__["_writes"][name] = value
+
+    def put(self: Any, state: tuple[Any, ...]) -> None:
+        self.__dict__["_writes"].update(zip(kind.slots_, state, strict=True))
+
+    def act(self: Any, taken: Action, args: tuple[Any, ...] = ()) -> bool:
+        store = self.__dict__
+        before = dict(store["_writes"])
+        try:
+            result = taken.function(self, *args)
+        except Refused:
+            result = False
+        except BaseException:
+            store["_writes"] = before
+            raise
+        if result is False:
+            store["_writes"] = before
+            return False
+        if result is not None and result is not True:
+            raise DefinitionError(f"action {taken.name} returned {result!r}; return False if not enabled, else nothing")
+        return True
+
+    members: dict[str, Any] = {name: _reader(name, index) for index, name in enumerate(kind.slots_)}
+    members |= {"__setattr__": assign, "put": put, "act": act, "__module__": kind.__module__}
+    members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
+    # What hides the slots here is no part of the world, so what the class collected of itself is set right again.
+    traced: Any = type(kind.__name__, (kind,), members)
+    for name in ("slots_", "params_", "actions_", "properties_"):
+        setattr(traced, name, getattr(kind, name))
+    traced.numbers_ = {name: index for index, name in enumerate(kind.slots_)}
+    made: World = object.__new__(traced)
+    made.__dict__.update({name: value for name, value in world.__dict__.items() if name not in kind.slots_})
+    return made

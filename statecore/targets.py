@@ -1,0 +1,43 @@
+"""What a command line or a written test names: an object in a file or in a module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from .errors import DefinitionError, StatecoreError
+
+__all__ = ["UsageError", "load_module"]
+
+
+class UsageError(StatecoreError):
+    """The command line names something that is not there; exit code 2."""
+
+
+def load_module(target: str) -> tuple[ModuleType, str | None]:
+    """(module, name) of `path/to/file.py:NAME`, `path/to/file.py`, `package.module:NAME` or `package.module`.
+
+    The current directory can be imported from, as it can with `python -m`. Raises UsageError.
+    """
+    place, _, name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place), name or None
+        except ModuleNotFoundError as error:
+            raise UsageError(f"cannot import {place}: {error}") from None
+    path = Path(place)
+    spec = importlib.util.spec_from_file_location(f"statecore_file_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"there is no file {place}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # attrs looks a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except (DefinitionError, SyntaxError, ImportError) as error:
+        raise UsageError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module, name or None
