@@ -1,8 +1,8 @@
-"""Two-phase commit once more, with a slot for each manager and each message: how a world is written to be explored fast.
+"""Two-phase commit once more, with a slot for each manager and each message: a world written to be explored fast.
 
-An action is tabulated by the slots that it reads, so it pays to read few and small ones. `two_phase(n)` is the world of n
-resource managers, with the states and steps of `models.two_phase_commit.TwoPhaseCommit`; `two_phase(n, planted=True)` is
-its failing twin, whose shortest counterexample has 2N + 3 steps.
+An action is tabulated by the slots that it reads, so it pays to read few and small ones. `two_phase(n)` is the world of
+n resource managers, with the states and steps of `models.two_phase_commit.TwoPhaseCommit`; `two_phase(n, planted=True)`
+is its failing twin, whose shortest counterexample has 2N + 3 steps.
 """
 
 from __future__ import annotations
