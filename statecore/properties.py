@@ -3,7 +3,8 @@
 * `always`: in every reachable state;
 * `sometimes`: in at least one (else the model is vacuous);
 * `recoverable`: from every reachable state a state with it can be reached again, without fault actions (AG EF);
-* `eventually`, `leads_to`: on every fair behaviour (under weak fairness of the actions named in `fair`);
+* `eventually`, `leads_to`: on every fair behaviour (under weak fairness of the actions named in `fair`, else of those
+  that are declared fair themselves);
 * `final`: states in which having no next step is no deadlock.
 
 `covers` names the invariants (I13, ...) that the property checks.
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum, auto
 from typing import Any, TypeAlias, overload
 
@@ -42,7 +43,8 @@ class Property:
     """A declared property: `holds(world)` is its predicate; callable as the predicate itself.
 
     `covers` the invariants it checks, `by` the names of the actions that may be used to recover (None: all that are no
-    faults), `fair` the actions that are weakly fair, `to` the second predicate of *leads to*.
+    faults), `fair` the actions that are weakly fair (None: those declared with `fair=True`), `to` the second predicate
+    of *leads to*.
     """
 
     kind: Kind
@@ -58,7 +60,10 @@ class Property:
 
 
 def _names(given: Names) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    names: tuple[Any, ...] = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if not all(isinstance(name, str) for name in names) or (not names and not isinstance(given, Iterable)):
+        raise DefinitionError(f"{given!r} names nothing; give a name, or several in a list")
+    return names
 
 
 def _declare(kind: Kind, predicate: Predicate | None, covers: Names, **more: Any) -> Any:

@@ -204,7 +204,7 @@ def _case(world: type[World], report: Report, where: str) -> list[str]:
     made = world(**report.params)
     known = step_names(made)
     given = {key: value for key, value in report.params.items() if value != world.params_[key].default}
-    function = re.sub(r"\W", "_", f"test_{world.__name__}_{broken.name}").lower()
+    function = re.sub(r"\W", "_", f"test_{world.__name__}_{broken.name}")
     body = [f"        world_at({where}, {_quoted(world.__name__)}),"]
     body += ["        ["]
     body += [f"            {_quoted(_name_of(known, step))}," for step in broken.steps]

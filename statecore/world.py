@@ -69,6 +69,8 @@ class Action:
     def __init__(
         self, function: Callable[..., object], fault: bool, over: Any, fair: bool = False, by: str | None = None
     ) -> None:
+        if by is not None and not isinstance(by, str):
+            raise DefinitionError(f"action {function.__name__}: by={by!r}; say in a word who acts")
         self.function = function
         self.name = function.__name__
         self.fault = fault

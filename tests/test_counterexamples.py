@@ -125,7 +125,7 @@ def test_the_written_test_fails_as_the_check_did_and_passes_when_the_world_is_me
     done = run_pytest(out.parent, "test_found.py")
     assert done.returncode == 1, done.stdout + done.stderr
     for world, (name, _) in BREAKS.items():
-        assert f"FAILED test_found.py::test_{world.lower()}_{name.lower()} - " in done.stdout
+        assert f"FAILED test_found.py::test_{world}_{name} - " in done.stdout
         assert re.search(rf"InvariantBroken: {name} is broken by:\nE +{world}\(end=3\):", done.stdout)
     assert "6 failed" in done.stdout
 
@@ -148,7 +148,7 @@ def test_the_written_test_is_clean_python(worlds: Path, monkeypatch: pytest.Monk
         "from statecore.retrace import retrace, world_at",
         "",
         "",
-        "def test_toofar_near() -> None:",
+        "def test_TooFar_near() -> None:",
         "    # near (I1) is broken after 3 steps, and no fewer:",
         "    #    0  start: at = 0",
         "    #    1  walk: at = 1",

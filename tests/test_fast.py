@@ -16,6 +16,7 @@ from models.checkpoint_twins import TWINS as CHECKPOINT_TWINS
 from models.handoff import HandoffWorld
 from models.handoff_twins import TWINS as HANDOFF_TWINS
 from models.two_phase_commit import AbortsAfterPrepare, TwoPhaseCommit
+from models.two_phase_slots import two_phase
 from statecore import DefinitionError, Verdict, check, fast, reference
 from statecore.cli import _Told, main
 from statecore.errors import InvariantBroken
@@ -90,7 +91,9 @@ def test_both_searches_agree_when_words_are_short(plan: Plan, bits: int) -> None
         agreed(world_of(plan))
 
 
-@pytest.mark.parametrize(("n", "distinct", "generated"), [(3, 288, 1146), (4, 1568, 8258), (5, 8832, 58146)])
+@pytest.mark.parametrize(
+    ("n", "distinct", "generated"), [(3, 288, 1146), (4, 1568, 8258), (5, 8832, 58146), (6, 50816, 402306)]
+)
 def test_two_phase_commit_has_the_published_counts(n: int, distinct: int, generated: int) -> None:
     """Distinct and generated states of TLA+'s TwoPhase, and 3N + 2 levels, from the same file as the reference."""
     report = check(TwoPhaseCommit, n=n, engine="fast").assert_holds()
@@ -190,6 +193,28 @@ def test_the_planted_bug_is_found_by_a_shortest_trace(n: int, steps: int) -> Non
     assert len(report.trace) == steps
     assert report.violation is not None
     replayed(AbortsAfterPrepare(n=n), report.violation)
+
+
+@pytest.mark.parametrize(
+    ("n", "distinct", "generated"),
+    [(3, 288, 1146), (4, 1568, 8258), (5, 8832, 58146), (6, 50816, 402306), (7, 296448, 2744706)],
+)
+def test_a_slot_for_each_manager_gives_the_same_counts(n: int, distinct: int, generated: int) -> None:
+    """The published counts again, of a world made to be explored fast; a state takes at most 50 bytes."""
+    found = fast.explore(two_phase(n)(), MOST)
+    assert (found.violation, found.limit, found.unseen, found.never_fired) == (None, None, (), ())
+    assert (found.distinct, found.generated, found.depth) == (distinct, generated, 3 * n + 2)
+    assert found.bytes is not None
+    assert n < 6 or found.bytes <= 50 * distinct
+
+
+@pytest.mark.parametrize(("n", "steps"), [(3, 9), (5, 13), (6, 15), (8, 19)])
+def test_the_planted_bug_is_found_by_a_shortest_trace_in_large_worlds(n: int, steps: int) -> None:
+    """2N + 3 steps, up to millions of states."""
+    world = two_phase(n, planted=True)
+    found = fast.explore(world(), MOST)
+    assert found.violation is not None and len(found.violation.steps) == steps
+    replayed(world(), found.violation)
 
 
 class Chain(World):

@@ -81,6 +81,20 @@ def test_a_fair_world_holds_and_its_unfair_twin_fails() -> None:
         report.assert_holds()
 
 
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+def test_whatever_search_went_before_liveness_is_checked_after_it(engine: str) -> None:
+    """More states than the auto engine leaves to the reference search; the same verdicts, and the same lasso."""
+    report = check(Message, losses=200, engine=engine)
+    assert (report.verdict, report.found.checked, report.distinct) == (Verdict.HOLDS, ("arrives",), 1206)
+
+    class Unfair(Message):
+        @eventually(fair="receive")
+        def arrives(self) -> bool:
+            return self.where == "received"
+
+    assert check(Unfair, losses=200, engine=engine).violation == check(Unfair, losses=200).violation is not None
+
+
 class Philosophers(World):
     """Two that take turns by a flag; weak fairness is not enough for one whose action is enabled only now and then."""
 

@@ -205,6 +205,11 @@ def test_declared_properties_say_what_they_are() -> None:
         always(covers="I1")("p")  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="give the predicate that must follow"):
         leads_to("q")  # type: ignore[arg-type]
+    for wrong in (True, [p], 3):
+        with pytest.raises(DefinitionError, match="names nothing; give a name, or several in a list"):
+            eventually(fair=wrong)(p)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="action p: by=3; say in a word who acts"):
+        action(by=3)(p)  # type: ignore[call-overload]
 
 
 def test_a_withdrawal_in_a_world_uses_the_table_as_it_is() -> None:

@@ -65,13 +65,19 @@ class Expander:
                 yield number, rows, leaves
 
     def after(self, columns: Columns, fired: Fired) -> Words:
-        """The states that a step leads to, without those rows in which it breaks a property itself."""
+        """The other states that a step leads to; in rows where it changes nothing, or breaks a property, to none."""
         number, rows, leaves = fired
         trie = self.tries[number]
         if trie.leaves.broken:
             fine = np.flatnonzero(~np.isin(leaves, trie.leaves.broken))
             rows, leaves = fine if rows is None else rows[fine], leaves[fine]
-        return trie.leaves.apply(columns.words, rows, leaves, self.layout)
+        before = columns.words if rows is None else [word.take(rows) for word in columns.words]
+        after = trie.leaves.apply(before, None, leaves, self.layout)
+        changed = before[0] != after[0]
+        for one, other in zip(before[1:], after[1:], strict=True):
+            changed |= one != other
+        other_ones = np.flatnonzero(changed)
+        return after if len(other_ones) == len(changed) else [word.take(other_ones) for word in after]
 
     def broken(self, fired: Fired) -> tuple[int, str] | None:
         """The first row in which the step breaks a property, and its name."""

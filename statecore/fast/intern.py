@@ -67,6 +67,9 @@ class Layout:
             self.word.append(self.words - 1)
             self.shift.append(used)
             used += width
+        self._places = [
+            (word, shift, (1 << width) - 1) for word, shift, width in zip(self.word, self.shift, widths, strict=True)
+        ]
 
     @classmethod
     def roomy(cls, needed: list[int]) -> Layout:
@@ -100,9 +103,7 @@ class Layout:
 
     def unpack(self, packed: list[int]) -> tuple[int, ...]:
         """The numbers of all slots of one state."""
-        return tuple(
-            packed[self.word[slot]] >> self.shift[slot] & (self.capacity(slot) - 1) for slot in range(len(self.widths))
-        )
+        return tuple([packed[word] >> shift & mask for word, shift, mask in self._places])
 
     def repack(self, words: Words, old: Layout) -> Words:
         """States packed by `old`, packed by this one."""

@@ -39,8 +39,7 @@ def stuck(expander: Expander, declared: Property, stopped: Callable[[], bool]) -
     for order in (reversed(chunks), chunks):
         changed = False
         for begin in order:
-            while _settle(expander, good, begin, min(begin + CHUNK, count), allowed):
-                changed = True
+            changed |= _settle(expander, good, begin, min(begin + CHUNK, count), allowed)
             if stopped():
                 return None
         if not changed:

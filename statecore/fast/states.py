@@ -50,35 +50,40 @@ class States:
 
     def add(self, new: Words) -> None:
         """All of them are there; equal ones once."""
+        if len(new) == 1 and len(new[0]) > 1:
+            ordered = np.sort(new[0])
+            differs = ordered[1:] != ordered[:-1]
+            new = [np.concatenate([ordered[:1], ordered[1:].take(np.flatnonzero(differs))])]
         self._make_room(len(new[0]))
         table, columns = self._table, self.columns
         place = self._places(new)
         while len(place):
             position = table.take(place)
             empty = position < 0
-            settled = columns[0].take(position, mode="wrap") == new[0]
-            for column, word in zip(columns[1:], new[1:], strict=True):
-                settled &= column.take(position, mode="wrap") == word
-            settled &= ~empty
             free = np.flatnonzero(empty)
             if len(free):
                 # Who wrote last has the place; the others look again at what is there now.
-                claim = np.arange(len(free), dtype=np.int32)
-                claim += self.count
-                wanted = place[free]
+                claim = np.arange(self.count, self.count + len(free), dtype=np.int32)
+                wanted = place.take(free)
                 table[wanted] = claim
-                won = free[table[wanted] == claim]
+                won = np.flatnonzero(table.take(wanted) == claim)
                 end = self.count + len(won)
+                if len(won) < len(free):
+                    table[wanted.take(won)] = np.arange(self.count, end, dtype=np.int32)
+                rows = free.take(won)
                 for column, word in zip(columns, new, strict=True):
-                    column[self.count : end] = word[won]
-                table[place[won]] = np.arange(self.count, end, dtype=np.int32)
+                    word.take(rows, out=column[self.count : end], mode="clip")
                 self.count = end
-                settled[won] = True
-            left = np.flatnonzero(~settled)
+                position = table.take(place)
+            differs = columns[0].take(position) != new[0]
+            for column, word in zip(columns[1:], new[1:], strict=True):
+                differs |= column.take(position) != word
+            left = np.flatnonzero(differs)
             if not len(left):
                 return
-            place = (place[left] + ~empty[left]) & self._last
-            new = [word[left] for word in new]
+            # What lost a place to another state looks at the next one, as does what met another state there.
+            place = (place.take(left) + 1) & self._last
+            new = [word.take(left) for word in new]
 
     def find(self, wanted: Words) -> Index:
         """The position of each, -1 where it is not there."""

@@ -52,7 +52,7 @@ class Tracer:
         self.slots = [SlotValues(name) for name in world.slots_]
         self.start = tuple(slot.id_of(value) for slot, value in zip(self.slots, world.values, strict=True))
         self.calls = 0
-        self._traced: Any = _traced(world)
+        self._traced: Any = _traced(world, self.slots)
 
     def values(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
         """What the slots hold in the state of these numbers."""
@@ -89,23 +89,22 @@ class Tracer:
         self.calls += 1
         run = self._once(where, call, ids)
         if self.calls <= TWICE_AT_FIRST or self.calls % TWICE_LATER == 0:
+            for slot in run.reads:
+                self.slots[slot].check_unchanged(ids[slot], where)
             self.compare(where, run, self._once(where, call, ids), ids)
         return run
 
     def _once(self, where: str, call: Callable[[Any], Outcome], ids: tuple[int, ...]) -> Run:
-        given = self.values(ids)
         store = self._traced.__dict__
-        reads: dict[int, None] = {}
-        store["_given"], store["_reads"], store["_writes"], store["_locked"] = given, reads, {}, False
+        reads: dict[int, Any] = {}
+        store["_ids"], store["_reads"], store["_writes"], store["_locked"] = ids, reads, {}, False
         try:
             outcome = call(self._traced)
         except DefinitionError:
             raise
         except Exception as error:
-            noted(error, where, self.world, given)
+            noted(error, where, self.world, self.values(ids))
             raise
-        for slot in reads:
-            self.slots[slot].check_unchanged(ids[slot], where)
         return Run(tuple(reads), outcome)
 
     def compare(self, where: str, first: Run, second: Run, ids: tuple[int, ...]) -> None:
@@ -137,18 +136,22 @@ def _state(world: World, values: tuple[Any, ...]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, values, strict=True))
 
 
-def _reader(name: str, index: int) -> property:
+def _reader(name: str, index: int, slot: SlotValues) -> property:
+    values = slot.values
+
     def get(self: Any) -> Any:
         store = self.__dict__
         if name in store["_writes"]:
             return store["_writes"][name]
-        store["_reads"][index] = None
-        return store["_given"][index]
+        reads = store["_reads"]
+        if index not in reads:
+            reads[index] = values[store["_ids"][index]]
+        return reads[index]
 
     return property(get)
 
 
-def _traced(world: World) -> World:
+def _traced(world: World, slots: list[SlotValues]) -> World:
     """The same world with slots that record; reads of what the run itself wrote are none."""
     kind = type(world)
 
@@ -177,7 +180,7 @@ def _traced(world: World) -> World:
             raise DefinitionError(f"action {taken.name} returned {result!r}; return False if not enabled, else nothing")
         return True
 
-    members: dict[str, Any] = {name: _reader(name, index) for index, name in enumerate(kind.slots_)}
+    members: dict[str, Any] = {slot.name: _reader(slot.name, index, slot) for index, slot in enumerate(slots)}
     members |= {"__setattr__": assign, "put": put, "act": act, "__module__": kind.__module__}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
     # What hides the slots here is no part of the world, so what the class collected of itself is set right again.
