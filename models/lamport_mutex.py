@@ -3,8 +3,9 @@
 Written anew after the TLA+ example LamportMutex (lamport_mutex/LamportMutex.tla, MCLamportMutex.tla with
 MCLamportMutex.cfg: three processes, clocks up to 6). Published: 724,274 distinct states, depth 61. One initial
 state, no symmetry. A constraint bounds the clocks: a state beyond it is generated there (2,729,079 generated states
-count those) but neither counted as distinct nor explored; here the step to it is not taken. So where a clock is at
-its bound having no next step is no deadlock (`bounded` here).
+count those) but neither counted as distinct nor explored; here the step to it is not taken (test_calibration.py
+counts them, and gets that number). So where a clock is at its bound having no next step is no deadlock (`bounded`
+here).
 
 `EntersUnanswered` is the failing twin: who asks does not wait until all have answered.
 """

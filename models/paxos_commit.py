@@ -3,8 +3,9 @@
 Written anew after the TLA+ example PaxosCommit (transaction_commit/PaxosCommit.tla with PaxosCommit.cfg: two
 resource managers, three acceptors, ballots 0 and 1). Published: 1,321,761 distinct states, depth 28. One initial
 state, no constraint, no symmetry, deadlock checked. The 16,959,159 generated states count a decision once for each
-majority and ballot that allows it; here it is one step. Messages are there for ever once they are sent, as in the
-original; they are held by the one that sent them, and "phase 1a" as the set of ballots that were started.
+majority and ballot that allows it; here it is one step (test_calibration.py counts that way, and gets that number).
+Messages are there for ever once they are sent, as in the original; they are held by the one that sent them, and
+"phase 1a" as the set of ballots that were started.
 
 `ForgetsWhatWasAccepted` is the failing twin: a new ballot does not ask what was accepted before.
 """

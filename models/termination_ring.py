@@ -5,8 +5,8 @@ states, 2001 generated, depth 10. It has 192 initial states: any nodes active, a
 black. A world has one, so that here `begin` chooses one of them: one more distinct state, one more generated, one
 more level. The published generated states count a step once for each way in which its guard is true (a token handed
 on by a node that is passive *and* stained); here it is one step, and test_calibration.py adds the ways up. The
-depth is 9 levels from the initial states on; the published 10 comes of a search with several workers. No
-constraint, no symmetry; the deadlock check is off there, since detected termination is the end (`detected` here).
+depth is 9 levels from the initial states on; the published 10 is one more, and why is not said. No constraint, no
+symmetry; the deadlock check is off there, since detected termination is the end (`detected` here).
 
 `ActivatesUnstained` is the failing twin: a node that activates one behind the token is not stained.
 """
