@@ -66,7 +66,7 @@ def test_its_commands_print_what_it_shows(directory: Path) -> None:
     ("old", "new", "says"),
     [
         ("GateState.QUIET", "GateState.DRAINING", "nothing_moves_while_committed is broken after 4 steps"),
-        ("(OpenRequested(), *[Arrived()] * self.gate.data.held)", "()", "accepting is broken after 1 steps"),
+        ("(OpenRequested(), *[Arrived()] * self.gate.data.held)", "()", "accepting is broken after 1 step"),
         ("(OpenRequested(), *[Arrived()] * self.gate.data.held)", "[OpenRequested()]", ""),
         ('by="server", fair=True', 'by="server"', "draining never comes: nothing need happen after 2 steps"),
         ("CloseRequested())", "OpenRequested())", "sometimes a_request_is_held: never seen"),
