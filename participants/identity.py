@@ -100,6 +100,11 @@ def _from_key(key: str) -> EpisodeId:
     return EpisodeId(key) if found is None else EpisodeId(key[: found.start()], int(found.group(1)))
 
 
+def highest_attempts(episodes: Iterable[EpisodeId]) -> dict[str, int]:
+    """Per rollout the highest attempt among `episodes`: what a `retire` of them covers, it and all below (I8)."""
+    return {episode.rollout_id: episode.attempt for episode in sorted(episodes)}
+
+
 def with_prefix(episode: EpisodeId, path: str) -> str:
     """`path` as a call of `episode`: ``/ng-rollout/<capture key>/...``."""
     return f"{RUN_PREFIX}{episode.key}{path}"

@@ -18,6 +18,7 @@ from participants.identity import (
     check_rollout_id,
     from_body,
     from_headers,
+    highest_attempts,
     split_prefix,
     with_prefix,
 )
@@ -66,6 +67,15 @@ def test_whatever_is_read_from_a_key_writes_that_key(text: str) -> None:
 def test_a_restore_makes_the_next_attempt_of_the_same_rollout(episode: EpisodeId) -> None:
     """N becomes N + 1, and the rollout id never changes. Covers: I2, I54"""
     assert episode.successor == EpisodeId(episode.rollout_id, episode.attempt + 1)
+
+
+@given(st.lists(episodes))
+def test_a_retire_covers_the_highest_named_attempt_of_each_rollout(named: list[EpisodeId]) -> None:
+    """In whatever order they are named, a lower one never lowers the mark. Covers: I8"""
+    highest = highest_attempts(named)
+    assert set(highest) == {each.rollout_id for each in named}
+    for rollout_id, attempt in highest.items():
+        assert attempt == max(each.attempt for each in named if each.rollout_id == rollout_id)
 
 
 @pytest.mark.parametrize(

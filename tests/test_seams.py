@@ -103,8 +103,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Path]:
     if request.param == "system":
         return SystemDisk(), tmp_path
     disk = MemoryDisk()
-    disk.mkdir("/root/of/it", parents=True)
-    return disk, Path("/root/of/it")
+    disk.mkdir("/top/of/it", parents=True)
+    return disk, Path("/top/of/it")
 
 
 def write(disk: Disk, path: Path, data: bytes) -> None:

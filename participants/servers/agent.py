@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from statecore import WireError, WireErrors
 from statecore.wire import structure
 
-from ..identity import ACCESSES_HEADER, ACTIVATION_HEADER, MAX_DIGITS, RESTART_HEADER, EpisodeId
+from ..identity import ACCESSES_HEADER, ACTIVATION_HEADER, MAX_DIGITS, RESTART_HEADER, EpisodeId, highest_attempts
 from ..machines.attempt import AttemptState
 from ..net.http import (
     Answer,
@@ -375,9 +375,7 @@ class Agent(Server):
         return [each.episode.key for each in staged]
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
-        highest: dict[str, int] = {}
-        for episode in episodes:
-            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        highest = highest_attempts(episodes)
         waits = []
         for serving in self._inflight:
             if serving.episode.attempt <= highest.get(serving.episode.rollout_id, -1):

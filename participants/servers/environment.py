@@ -17,7 +17,7 @@ from attrs import frozen
 from statecore import WireError, WireErrors
 
 from ..files.snapshots import InvalidCheckpointState
-from ..identity import EpisodeId
+from ..identity import EpisodeId, highest_attempts
 from ..net.http import ASGIApp, Incoming, Scope, Send, refuse_request, serve
 from ..records.records import EnvironmentBoundary, EnvironmentRecord, record_json
 from ..settings import Seams, Settings
@@ -188,9 +188,7 @@ class Environment(Server):
         return [each.episode.key for each in staged]
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
-        highest: dict[str, int] = {}
-        for episode in episodes:
-            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        highest = highest_attempts(episodes)
         for pending in [each for each in self._pending if each.attempt <= highest.get(each.rollout_id, -1)]:
             del self._pending[pending]
         for live in list(self._episodes.values()):

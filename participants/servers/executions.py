@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from statecore import Refused, Snapshot, WireError, WireErrors
 from statecore.wire import digest, parse, sha256_hex, structure
 
-from ..identity import RECEIPT_HEADER, EpisodeId
+from ..identity import RECEIPT_HEADER, EpisodeId, highest_attempts
 from ..machines.handoff import HANDOFF, Acknowledged, Asked, Finished, Handoff, Kept
 from ..net.http import (
     JSON_TYPE,
@@ -265,7 +265,7 @@ class Executions:
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
         """Nothing of these attempts or earlier ones runs. A retained result stays until it is acknowledged (I70)."""
-        highest = {episode.rollout_id: episode.attempt for episode in sorted(episodes)}
+        highest = highest_attempts(episodes)
         for execution in list(self._executions.values()):
             if execution.episode.attempt > highest.get(execution.episode.rollout_id, -1):
                 continue

@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from statecore import DefinitionError, Snapshot, WireError
 from statecore.wire import sha256_hex
 
-from ..identity import INCARNATION_HEADER, MODEL_CALL_HEADER, PARENT_CALL_HEADER, EpisodeId
+from ..identity import INCARNATION_HEADER, MODEL_CALL_HEADER, PARENT_CALL_HEADER, EpisodeId, highest_attempts
 from ..machines.model_call import (
     MODEL_CALL,
     AdmissionClosed,
@@ -330,9 +330,7 @@ class PolicyModel(Server):
         return [each.episode.successor.key for each in staged]
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
-        highest: dict[str, int] = {}
-        for episode in episodes:
-            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        highest = highest_attempts(episodes)
         for rollout_id, attempt in highest.items():
             self.ledger.drop(rollout_id, attempt)
         running = [

@@ -30,6 +30,7 @@ from ..identity import (
     SESSION_HEADER,
     VERIFY_HEADER,
     EpisodeId,
+    highest_attempts,
 )
 from ..machines.resource_session import (
     RESOURCE_SESSION,
@@ -421,9 +422,7 @@ class Resources(Server, Generic[S]):
             session.step(Thawed())
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
-        highest: dict[str, int] = {}
-        for episode in episodes:
-            highest[episode.rollout_id] = max(highest.get(episode.rollout_id, -1), episode.attempt)
+        highest = highest_attempts(episodes)
         for session in self._book.up_to(highest):
             async with session.lock:  # a mutation that was accepted ends first, then nothing of it is left
                 self._book.retire(session)
