@@ -6,7 +6,8 @@ Rules:
 * an action reads and writes slots. `return False` drops its writes: it is not enabled here. So does a `Refused` that
   escapes from a table's `step`. Any other exception is a bug in the world and comes through;
 * `world.fail("I48")` says that the step being taken breaks a property of a transition;
-* faults (lose, duplicate, crash) are actions too, marked `fault=True`;
+* faults (lose, duplicate, crash) are actions too, marked `fault=True`; `rpc` and `crash` declare the usual ones
+  (`statecore.calls`), and a slot's role says what a crash leaves of it (`statecore.declare`);
 * `param` values are fixed for a run; an action `over` a parameter's values is one action for each.
 
 A world can be driven by hand as well (`w = HandoffWorld(); w.finish()`), which is what a replayed trace does.
@@ -14,121 +15,35 @@ A world can be driven by hand as well (`w = HandoffWorld(); w.finish()`), which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast, overload
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NoReturn, TypeVar
 
-from attrs import frozen
-
+from .calls import Late, crash, rpc
+from .declare import Action, Param, Role, Slot, State, Step, action, durable, ghost, param, slot, volatile, wire
 from .errors import DefinitionError, InvariantBroken, Refused
 from .properties import Property
 
-__all__ = ["Action", "Slot", "Step", "World", "action", "param", "slot"]
+__all__ = [
+    "Action",
+    "Late",
+    "Param",
+    "Role",
+    "Slot",
+    "State",
+    "Step",
+    "World",
+    "action",
+    "crash",
+    "durable",
+    "ghost",
+    "param",
+    "rpc",
+    "slot",
+    "volatile",
+    "wire",
+]
 
 T = TypeVar("T")
-State = tuple[Any, ...]
-
-
-class Slot(Generic[T]):
-    """A declared slot: `initial`, or what `make(world)` gives (it may read parameters)."""
-
-    def __init__(self, initial: T | None, make: Callable[[Any], T] | None) -> None:
-        self.initial = initial
-        self.make = make
-
-    def start(self, world: World) -> Any:
-        return self.initial if self.make is None else self.make(world)
-
-
-class Param(Generic[T]):
-    """A declared parameter with its default."""
-
-    def __init__(self, default: T) -> None:
-        self.default = default
-
-
-@overload
-def slot(initial: T) -> T: ...
-@overload
-def slot(*, make: Callable[[Any], T]) -> T: ...
-def slot(initial: T | None = None, *, make: Callable[[Any], T] | None = None) -> T:
-    """Declare a slot; to a type checker it is the value that it holds."""
-    return cast(T, Slot(initial, make))
-
-
-def param(default: T) -> T:
-    """Declare a parameter: `check(SomeWorld, rollouts=3)` sets it for a run."""
-    return cast(T, Param(default))
-
-
-class Action:
-    """A declared action. `over(world)` gives the values it is tried with, each as its own action.
-
-    `fair`: it is not put off for ever while it stays enabled. `by`: who acts, for diagrams.
-    """
-
-    def __init__(
-        self, function: Callable[..., object], fault: bool, over: Any, fair: bool = False, by: str | None = None
-    ) -> None:
-        if by is not None and not isinstance(by, str):
-            raise DefinitionError(f"action {function.__name__}: by={by!r}; say in a word who acts")
-        self.function = function
-        self.name = function.__name__
-        self.fault = fault
-        self.over = over
-        self.fair = fair
-        self.by = by
-        self.__doc__ = function.__doc__
-
-    def values(self, world: World) -> Iterable[tuple[Any, ...]]:
-        """The arguments it is tried with; one empty tuple for an action without any."""
-        if self.over is None:
-            return ((),)
-        given = self.over(world) if callable(self.over) else self.over
-        return tuple((value,) for value in given)
-
-    def __get__(self, world: World | None, owner: type[World]) -> Any:
-        if world is None:
-            return self
-        return lambda *args: world.act(self, args)
-
-
-@overload
-def action(function: Callable[..., object]) -> Action: ...
-@overload
-def action(
-    *, fault: bool = ..., over: Any = ..., fair: bool = ..., by: str | None = ...
-) -> Callable[[Callable[..., object]], Action]: ...
-def action(
-    function: Callable[..., object] | None = None,
-    *,
-    fault: bool = False,
-    over: Any = None,
-    fair: bool = False,
-    by: str | None = None,
-) -> Any:
-    """Declare an action: `fault` marks one that nobody wants, `over` (values, or `over(world)`) repeats it.
-
-    `fair=True` is weak fairness: as long as it stays enabled it is not put off for ever; nothing else is bound to
-    happen. `by="coordinator"` says who acts; diagrams show it.
-    """
-
-    def declare(given: Callable[..., object]) -> Action:
-        return Action(given, fault, over, fair, by)
-
-    return declare if function is None else declare(function)
-
-
-@frozen
-class Step:
-    """One action with its arguments: an edge of the explored graph. `label` is `deliver(2)`."""
-
-    name: str
-    args: tuple[Any, ...]
-    fault: bool
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
 
 
 class World:
@@ -170,7 +85,10 @@ class World:
         values["_locked"] = False
         values["_params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
         values.update(values["_params"])
-        values.update({name: each.start(self) for name, each in self.slots_.items()})
+        values["_starts"] = {name: each.start(self) for name, each in self.slots_.items()}
+        values.update(values["_starts"])
+        for each in self.actions_.values():
+            each.check(self)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.slots_:
@@ -181,6 +99,7 @@ class World:
 
     _locked: bool
     _params: dict[str, Any]
+    _starts: dict[str, Any]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -201,22 +120,51 @@ class World:
         """The step being taken breaks property `name`."""
         raise InvariantBroken(name)
 
+    def memory_of(self, process: str) -> tuple[str, ...]:
+        """The names of the volatile slots of a process: what it loses when it dies. DefinitionError if it has none."""
+        names = tuple(name for name, each in self.slots_.items() if each.of == process)
+        if not names:
+            known = ", ".join(sorted({each.of for each in self.slots_.values() if each.of})) or "none"
+            raise DefinitionError(f"{type(self).__name__} has no volatile slot of {process!r} (some of: {known})")
+        return names
+
+    def wipe(self, process: str) -> None:
+        """The volatile slots of the process hold their first values again; nothing else changes."""
+        for name in self.memory_of(process):
+            setattr(self, name, self._starts[name])
+
+    def whole(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function(world, *args)` answers; if it raises, what it had written is dropped."""
+        before = self._mark()
+        try:
+            return function(self, *args)
+        except BaseException:
+            self._back(before)
+            raise
+
     def act(self, taken: Action, args: tuple[Any, ...] = ()) -> bool:
         """Whether the action was enabled; if it was not, nothing changed. Raises what `fail` and bugs raise."""
-        before = self.values
+        before = self._mark()
         try:
             result = taken.function(self, *args)
         except Refused:
             result = False
         except BaseException:
-            self.put(before)
+            self._back(before)
             raise
         if result is False:
-            self.put(before)
+            self._back(before)
             return False
         if result is not None and result is not True:
             raise DefinitionError(f"action {taken.name} returned {result!r}; return False if not enabled, else nothing")
         return True
+
+    def _mark(self) -> Any:
+        """What `_back` needs to drop what is written from now on."""
+        return self.values
+
+    def _back(self, mark: Any) -> None:
+        self.put(mark)
 
     def holds(self, declared: Property | Callable[[Any], object]) -> bool:
         """Whether the predicate is true now; it may only read."""

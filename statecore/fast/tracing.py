@@ -11,9 +11,10 @@ from typing import Any
 
 from attrs import frozen
 
-from ..errors import DefinitionError, InvariantBroken, Refused
+from ..errors import DefinitionError, InvariantBroken
 from ..findings import noted
-from ..world import Action, Step, World
+from ..world import Action, Role, Step, World
+from .ghosts import Ghosts
 from .intern import SlotValues
 
 __all__ = ["Outcome", "Run", "Tracer"]
@@ -52,6 +53,8 @@ class Tracer:
         self.slots = [SlotValues(name) for name in world.slots_]
         self.start = tuple(slot.id_of(value) for slot, value in zip(self.slots, world.values, strict=True))
         self.calls = 0
+        ghosts = frozenset(n for n, each in enumerate(world.slots_.values()) if each.role is Role.GHOST)
+        self._ghosts = Ghosts(ghosts, tuple(world.slots_)) if ghosts else None
         self._traced: Any = _traced(world, self.slots)
 
     def values(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
@@ -73,7 +76,10 @@ class Tracer:
             ids_ = ((numbers[name], self.slots[numbers[name]].id_of(value)) for name, value in written.items())
             return Outcome(True, tuple(sorted(ids_)))
 
-        return self._run(where, call, ids)
+        run = self._run(where, call, ids)
+        if self._ghosts is not None and run.outcome.breaks is None:
+            self._ghosts.look(where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
+        return run
 
     def holds(self, name: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
         """A run of a predicate; the outcome is `enabled` where it is false."""
@@ -163,25 +169,14 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
     def put(self: Any, state: tuple[Any, ...]) -> None:
         self.__dict__["_writes"].update(zip(kind.slots_, state, strict=True))
 
-    def act(self: Any, taken: Action, args: tuple[Any, ...] = ()) -> bool:
-        store = self.__dict__
-        before = dict(store["_writes"])
-        try:
-            result = taken.function(self, *args)
-        except Refused:
-            result = False
-        except BaseException:
-            store["_writes"] = before
-            raise
-        if result is False:
-            store["_writes"] = before
-            return False
-        if result is not None and result is not True:
-            raise DefinitionError(f"action {taken.name} returned {result!r}; return False if not enabled, else nothing")
-        return True
+    def mark(self: Any) -> dict[str, Any]:
+        return dict(self.__dict__["_writes"])
+
+    def back(self: Any, mark: dict[str, Any]) -> None:
+        self.__dict__["_writes"] = mark
 
     members: dict[str, Any] = {slot.name: _reader(slot.name, index, slot) for index, slot in enumerate(slots)}
-    members |= {"__setattr__": assign, "put": put, "act": act, "__module__": kind.__module__}
+    members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back, "__module__": kind.__module__}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
     # What hides the slots here is no part of the world, so what the class collected of itself is set right again.
     traced: Any = type(kind.__name__, (kind,), members)
