@@ -185,7 +185,7 @@ def rpc(
       that is no step. Without it the call is not made where it is refused.
 
     `over` repeats it like an action. `late` names the (wire) slot, None at first, for the copy on the way; several
-    calls may share it, and without it none is late. `budget` names a slot with the number of faults that may still come.
+    calls may share it, and without it none is late. `budget` names a slot that says how many faults may still come.
     """
     return Call((call, handle, reply), late, budget, over=over, fair=fair, by=by)
 
