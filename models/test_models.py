@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models import checkpoint_twins, handoff_twins
+from models import checkpoint_twins, handoff_twins, rules
 from models.checkpoint import CheckpointWorld
 from models.twins import without_rule
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
@@ -73,6 +74,47 @@ def test_every_twin_is_pinned() -> None:
         for twin in module.TWINS:
             assert pinned.count(f"{module.__name__}:{twin.__name__}") == 1
     assert len(set(pinned)) == len(pinned)
+
+
+def test_every_rule_is_validated_or_said_not_to_be() -> None:
+    """A protective rule has a twin that fails without it, or it is written down why none does."""
+    assert rules.open_rules(rules.load()) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        ('rules = ["none-of-ours"]', "not in rules.toml: none-of-ours"),
+        ('rules = ["a"]\n[[unvalidated]]\nrule = "a"\nwhy = "-"', "both validated and unvalidated: a"),
+        ('[[unvalidated]]\nrule = "a"\nwhy = "-"\n[[unvalidated]]\nrule = "a"\nwhy = "."', "unvalidated twice"),
+        ('[[unvalidated]]\nrule = "c"\nwhy = "-"', "not in rules.toml: c"),
+    ],
+)
+def test_a_manifest_that_contradicts_the_rules_is_an_error(tmp_path: Path, manifest: str, problem: str) -> None:
+    """A rule that is misspelt, or that is said to be validated and not to be, is found."""
+    with pytest.raises(ValueError, match=problem):
+        rules.load(*written(tmp_path, manifest))
+
+
+def test_a_rule_that_nothing_is_said_of_is_found(tmp_path: Path) -> None:
+    """One with a twin, one that is unvalidated, one that is awaited, and one that was forgotten."""
+    manifest = 'rules = ["a"]\n[[unvalidated]]\nrule = "b"\nwhy = "-"'
+    found = rules.load(*written(tmp_path, manifest, "a", "b", "c", "d", awaited=["c"]))
+    assert rules.open_rules(found) == ["d"]
+    assert [(rule.twins[0].steps if rule.twins else None, rule.unvalidated) for rule in found[:2]] == [
+        (3, None),
+        (None, "-"),
+    ]
+
+
+def written(path: Path, manifest: str, *keys: str, awaited: Sequence[str] = ()) -> tuple[Path, Path]:
+    """A manifest with one twin, and a list of rules."""
+    (path / "manifest.toml").write_text(
+        f'[[twin]]\nworld = "m:T"\nremoves = "it"\nbreaks = "p"\nsteps = 3\n{manifest}\n'
+    )
+    rows = "\n".join(f'{key} = {{ section = "1", text = "-" }}' for key in keys or ("a", "b"))
+    (path / "rules.toml").write_text(f"awaited = {list(awaited)}\n[rules]\n{rows}\n")
+    return path / "manifest.toml", path / "rules.toml"
 
 
 def test_the_checkpoint_world_covers_what_it_says() -> None:
