@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from participants.machines.control import PARTICIPANT, CloseAdmission, Control, OpenAdmission, Phase
+from participants.machines.control import PARTICIPANT, CloseAdmission, Control, OpenAdmission, Phase, new_process
 from participants.machines.gate import (
     GATE,
     Admit,
@@ -60,13 +60,12 @@ class Server:
 def server(incarnation: str, *, born_with_epoch: int | None = None, max_held: int = 2) -> Server:
     """A process that just started: open, or born closed with the epoch that its launcher gave it."""
     gate = GATE.start(GateData(max_held=max_held))
-    if born_with_epoch is None:
-        return Server(PARTICIPANT.start(Control(incarnation=incarnation, lease_grace_s=GRACE_S)), gate)
-    control = Control(
-        incarnation=incarnation, lease_grace_s=GRACE_S, epoch=born_with_epoch, epoch_required=True
+    control = new_process(
+        incarnation, epoch=born_with_epoch, epoch_required=born_with_epoch is not None, lease_grace_s=GRACE_S
     )  # fmt: skip
-    closed, _ = GATE.step(gate, CloseRequested())
-    return Server(PARTICIPANT.start(control, state=Phase.BORN), closed)
+    if control.state is Phase.BORN:
+        gate, _ = GATE.step(gate, CloseRequested())
+    return Server(control, gate)
 
 
 def tell(

@@ -46,6 +46,7 @@ __all__ = [
     "StopFlag",
     "WriteStopped",
     "find_manifest",
+    "is_this_commit",
     "part_dir",
     "read_manifest",
     "read_part",
@@ -192,6 +193,15 @@ def _link_records(disk: Disk, temp: Path, path: Path, digest: Digest) -> bool:
     return True
 
 
+def is_this_commit(there: Json, manifest: Manifest) -> bool:
+    """Whether the manifest that is `there` is of this very commit.
+
+    All of it is compared, not the records alone: two servers of one name that hold the same (nothing, say) differ in
+    their incarnation, and neither takes the other's part for its own (S24).
+    """
+    return bool(there == manifest.to_json())
+
+
 def _same_as_there(disk: Disk, directory: Path, manifest: Manifest, ours: Path | None = None) -> Manifest:
     """The manifest that is there, if it is equal to `manifest` and its records are whole; else refused (I43, S24)."""
     path = directory / MANIFEST
@@ -199,7 +209,7 @@ def _same_as_there(disk: Disk, directory: Path, manifest: Manifest, ours: Path |
         there: Json = parse(read_small(disk, path))
     except StatecoreError:
         there = None
-    if there != manifest.to_json():
+    if not is_this_commit(there, manifest):
         if ours is not None and (type(there) is not dict or there.get("records_file") != ours.name):
             disk.unlink(ours)
         raise InvalidCheckpointState(f"{path} already holds a different commit")

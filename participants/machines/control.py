@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from statecore import Cell, Table, go, refuse, stay, when
+from statecore import Cell, Snapshot, Table, go, refuse, stay, when
 
 from .fencing import Ended
 
@@ -222,6 +222,13 @@ def is_other_epoch(data: Control, event: Call) -> bool:
     if data.epoch_required:
         return event.epoch != data.epoch
     return event.epoch is not None and data.epoch is not None and event.epoch < data.epoch
+
+
+def is_data_of_other_life(data: Control, epoch: int | None) -> bool:
+    """Whether a data call that carries `epoch` is of another life; one that carries none is not checked (S45)."""
+    if epoch is None or data.epoch is None:
+        return False
+    return epoch < data.epoch or (data.epoch_required and epoch != data.epoch)
 
 
 def is_ended(data: Control, event: Call) -> bool:
@@ -579,3 +586,13 @@ PARTICIPANT = Table(
         },
     },
 )  # fmt: skip
+
+
+def new_process(
+    incarnation: str, *, epoch: int | None = None, epoch_required: bool = False, lease_grace_s: float = 600.0
+) -> Snapshot[Phase, Control]:
+    """A process that has just started: born closed, with its epoch, where its launcher requires one; else open."""
+    control = Control(
+        incarnation=incarnation, epoch=epoch, epoch_required=epoch_required, lease_grace_s=lease_grace_s
+    )  # fmt: skip
+    return PARTICIPANT.start(control, state=Phase.BORN if epoch_required else Phase.IDLE)

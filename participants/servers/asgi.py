@@ -33,6 +33,7 @@ from ..identity import (
     from_headers,
     split_prefix,
 )
+from ..machines.control import is_data_of_other_life
 from ..net.http import (
     REQUEST_KEY,
     Answer,
@@ -319,6 +320,5 @@ def _epoch(headers: dict[str, str]) -> int | None:
 def _check_epoch(headers: dict[str, str], participant: Participant) -> None:
     """A data call of another life is refused where it says so (S45); one that carries no epoch is not checked."""
     sent, control = _epoch(headers), participant.control
-    own = control.epoch
-    if sent is not None and own is not None and (sent < own or (control.epoch_required and sent != own)):
-        raise refuse_request("stale_epoch", f"this server belongs to epoch {own}, the call to {sent}")
+    if is_data_of_other_life(control, sent):
+        raise refuse_request("stale_epoch", f"this server belongs to epoch {control.epoch}, the call to {sent}")

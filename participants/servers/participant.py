@@ -45,6 +45,7 @@ from ..machines.control import (
     ResumeRequested,
     RetireRequested,
     StopWriting,
+    new_process,
 )
 from ..records.records import Part as RecordsPart
 from ..settings import Seams, Settings
@@ -79,13 +80,12 @@ class Participant:
         self.admission = admission
         self.fences = fences
         self.incarnation = incarnation
-        control = Control(
-            incarnation=self.incarnation,
+        self._machine = new_process(
+            self.incarnation,
             epoch=settings.epoch,
             epoch_required=settings.epoch_required,
             lease_grace_s=settings.lease_grace_seconds,
         )
-        self._machine = PARTICIPANT.start(control, state=Phase.BORN if settings.epoch_required else Phase.IDLE)
         self._lock = anyio.Lock()
         self._changed = anyio.Event()
         self._lease = Lease(seams.clock, self._lease_ended, self._lease_broke)
