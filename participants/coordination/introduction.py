@@ -71,6 +71,22 @@ class Introduction:
     said: Reply
 
 
+def declared_role(capabilities: Reply) -> Role:
+    """The role that capabilities declare; UnknownRole where they do not: it is never guessed from a kind (S1)."""
+    role = capabilities.get("instance_role")
+    if not isinstance(role, str) or role not in set(Role):
+        raise UnknownRole(f"its capabilities have no instance_role (got {role!r}); declare one (S1)")
+    return Role(role)
+
+
+def role_of_kind(status: Reply) -> Role:
+    """The role of a server that has checkpoint routes and no capabilities: its kind says it. Raises UnknownRole."""
+    role = ROLE_OF_KIND.get(str(status.get("kind")))
+    if role is None:
+        raise UnknownRole(f"its status has an unknown kind {status.get('kind')!r}")
+    return role
+
+
 async def introduce(control: ControlClient, clock: Clock) -> Introduction | None:
     """The introduction of the server behind `control`, None if it has no control plane and so takes no part.
 
@@ -82,12 +98,10 @@ async def introduce(control: ControlClient, clock: Clock) -> Introduction | None
         if error.status != 404:
             raise
         return await _by_status(control, clock)
-    role = said.get("instance_role")
-    if not isinstance(role, str) or role not in set(Role):
-        raise UnknownRole(f"its capabilities have no instance_role (got {role!r}); declare one (S1)")
+    role = declared_role(said)
     return Introduction(
-        role=Role(role),
-        kind=str(said.get("kind", KIND_OF_ROLE[Role(role)])),
+        role=role,
+        kind=str(said.get("kind", KIND_OF_ROLE[role])),
         instance=str(said.get("instance", control.name)),
         mode=str(said.get("checkpoint_mode", "")),
         clock=reading,
@@ -103,11 +117,8 @@ async def _by_status(control: ControlClient, clock: Clock) -> Introduction | Non
         if error.status == 404:
             return None
         raise
-    role = ROLE_OF_KIND.get(str(said.get("kind")))
-    if role is None:
-        raise UnknownRole(f"its status has an unknown kind {said.get('kind')!r}")
     return Introduction(
-        role=role,
+        role=role_of_kind(said),
         kind=str(said["kind"]),
         instance=str(said.get("instance", control.name)),
         mode=str(said.get("mode", "")),

@@ -11,7 +11,7 @@ from enum import StrEnum, auto
 
 from attrs import frozen
 
-from statecore import Cell, Table, go, refuse, stay, when
+from statecore import Cell, Snapshot, Table, go, refuse, stay, when
 
 
 class CallState(StrEnum):
@@ -146,6 +146,11 @@ MODEL_CALL = Table(
         _C.FAILED_DURABLE: _ENDED_CELLS,
     },
 )
+
+
+def disposed(cut: Snapshot[CallState, CallData]) -> Snapshot[CallState, CallData]:
+    """The call at a commit: one that was frozen and has no row by now is left out of it, the others have theirs."""
+    return MODEL_CALL.step(cut, LeftOut())[0] if cut.state is CallState.FROZEN else cut
 
 
 class ResponseState(StrEnum):

@@ -19,7 +19,7 @@ from statecore import WireError, WireErrors
 from ..files.snapshots import InvalidCheckpointState
 from ..identity import EpisodeId
 from ..records.records import ModelRecord, ModelRow, record_json
-from .conversation import Conversation
+from .conversation import Conversation, asked
 
 CONVERSATION: Final = "conversation"
 """The field of a row in which its conversation travels: {"items": how many, "digests": [one per alternative reply]}."""
@@ -83,6 +83,19 @@ class Lineage:
     def parent(self, conversation: Conversation) -> str | None:
         """The call whose conversation this one continues, or None (I99)."""
         return next((self._calls[each] for each in conversation.prefixes() if each in self._calls), None)
+
+
+def placed(lineage: Lineage | None, named: str | None, path: str, body: Any) -> tuple[str | None, Conversation | None]:
+    """The parent of a call that begins, and its conversation (None: its form is not known).
+
+    `named` is the parent that its caller names, `lineage` what there is of its execution. Without a name it is the call
+    whose conversation it continues, else none; never simply the last one (I99, S68).
+    """
+    lengths = () if lineage is None or named is not None else lineage.lengths
+    conversation = asked(path, body, lengths)
+    if named is not None or lineage is None or conversation is None:
+        return named, conversation
+    return lineage.parent(conversation), conversation
 
 
 class Ledger:

@@ -8,6 +8,7 @@ server is asked again, and a server that is gone makes no result (docs/reference
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import StrEnum, auto
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
@@ -46,6 +47,39 @@ CLOSED_WAIT_S: Final = (0.02, 0.5)  # first and longest pause before a closed se
 def is_model_path(path: str) -> bool:
     """Whether a call to this path is a generation."""
     return path.endswith(MODEL_PATHS)
+
+
+class Heard(StrEnum):
+    """What a peer's answer is to the caller's loop."""
+
+    REPLY = auto()  # it goes to the loop
+    CLOSED = auto()  # a refusal that passes: ask again, nothing of it is seen (S9, I74)
+    OVER = auto()  # this execution was retired
+    LOST = auto()  # the peer, or the session there, is gone: no result is made of it (I97)
+
+
+_HEARD: Final = {
+    "admission_closed": Heard.CLOSED,
+    "too_many_held": Heard.CLOSED,
+    "stale_attempt": Heard.OVER,
+    "session_lost": Heard.LOST,
+    "stale_incarnation": Heard.LOST,
+    "stale_epoch": Heard.LOST,
+    "participant_lost": Heard.LOST,
+    "participant_broken": Heard.LOST,
+}
+
+
+def heard(status: int, code: str | None = None, *, ours: bool = True) -> Heard:
+    """What an answer of this status is, with the code of its error if it has one.
+
+    `ours`: a server of a deployment answered itself. A 5xx of anybody else says that there was nobody to answer.
+    """
+    if status < 400:
+        return Heard.REPLY
+    if code in _HEARD:
+        return _HEARD[code]
+    return Heard.LOST if status >= 500 and not ours else Heard.REPLY
 
 
 @frozen
@@ -199,16 +233,16 @@ class Peer:
         except WireError:
             body = answered.body.decode("utf-8", "replace")
         code = _code(body) if answered.status >= 400 else None
-        if code in ("admission_closed", "too_many_held"):
-            return None
-        if code == "stale_attempt":
-            raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")
-        if code in ("session_lost", "stale_incarnation", "stale_epoch", "participant_lost", "participant_broken"):
-            raise ParticipantLost(f"{self.name} answered {code}")
         headers = answered.headers
-        ours = code is not None or INCARNATION_HEADER in headers
-        if answered.status >= 500 and not ours and self.host.settings.enabled:
-            raise ParticipantLost(f"{self.name} answered {answered.status} without an error of its own")
+        ours = code is not None or INCARNATION_HEADER in headers or not self.host.settings.enabled
+        what = heard(answered.status, code, ours=ours)
+        if what is Heard.CLOSED:
+            return None
+        if what is Heard.OVER:
+            raise refuse_request("stale_attempt", f"{self.name}: {body['error'].get('detail', '')}")
+        if what is Heard.LOST:
+            said = code or f"{answered.status} without an error of its own"
+            raise ParticipantLost(f"{self.name} answered {said}")
         return Reply(answered.status, body, headers)
 
 

@@ -28,15 +28,15 @@ from ..machines.model_call import (
     CallState,
     Completed,
     Failed,
-    LeftOut,
+    disposed,
 )
 from ..net.http import ASGIApp, Incoming, Send, invalid_body, refuse_request, send_answer, serve
 from ..records.records import ModelRecord, ModelRow
 from ..settings import Seams, Settings
 from .admission import Activity
-from .conversation import MODEL_PATHS, Conversation, asked, continuations
+from .conversation import MODEL_PATHS, Conversation, continuations
 from .delivery import Delivery
-from .lineage import Entry, Ledger, Staged, staged, staging_keys
+from .lineage import Entry, Ledger, Staged, placed, staged, staging_keys
 from .part import Blocker, Json, Report
 from .server import Server
 from .upstream import Call, ReplyCutOff, upstream_app
@@ -48,7 +48,6 @@ CLOSED: Final = AdmissionClosed()
 OPENED: Final = AdmissionOpened()
 COMPLETED: Final = Completed()
 FAILED: Final = Failed()
-LEFT_OUT: Final = LeftOut()
 FIRST: Final = MODEL_CALL.start()
 CALL_HEADER: Final = MODEL_CALL_HEADER.encode()
 PROCESS_HEADER: Final = INCARNATION_HEADER.encode()
@@ -204,11 +203,7 @@ class PolicyModel(Server):
         """The call's place in the ledger; what is there of earlier attempts is over."""
         if episode.attempt:
             self.ledger.drop(episode.rollout_id, episode.attempt - 1)
-        lineage = self.ledger.of(episode)
-        lengths = () if lineage is None or parent is not None else lineage.lengths
-        conversation = asked(request.path, request.value, lengths)
-        if parent is None and lineage is not None and conversation is not None:
-            parent = lineage.parent(conversation)
+        parent, conversation = placed(self.ledger.of(episode), parent, request.path, request.value)
         digest = sha256_hex(request.body) if conversation is None else conversation.digest
         call_id = f"call-{self.seams.entropy.token_hex(12)}"
         return Origin(episode, call_id, parent, digest, self._policy_version, conversation)
@@ -304,8 +299,7 @@ class PolicyModel(Server):
         if scope is None:
             raise refuse_request("checkpoint_error", NO_SCOPE)
         for call in self._calls.values():
-            if call.cut.state is CallState.FROZEN:
-                call.cut, _ = MODEL_CALL.step(call.cut, LEFT_OUT)
+            call.cut = disposed(call.cut)
         self._left_out = sum(call.cut.state is CallState.EXCLUDED for call in self._calls.values())
 
     def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:
