@@ -11,12 +11,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test models lint format bench wheel-check docs clean
+.PHONY: help demo test models mutations lint format bench wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
 	@echo "make test         all tests, with the time of each suite"
 	@echo "make models       the large models too, explored to the end (minutes)"
+	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make format       lets ruff order the imports and mend what it can"
 	@echo "make bench        what is measured (ARGS=--short for a quick look)"
@@ -33,6 +34,9 @@ test: $(READY)
 # Those marked slow are deselected everywhere else, which pytest's last line says.
 models: $(READY)
 	$(BIN)/python -m pytest models -m "slow or not slow" --durations=10 $(ARGS)
+
+mutations: $(READY)
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -35,7 +35,9 @@ def invariants() -> str:
         "# Invariants",
         "What must hold, by number; code, tests and models cite these numbers. The columns say where a number is\n"
         "checked, read from the marks in the suites: in *every reachable state* of a small world, *at random* on\n"
-        "running code, *by example*. **gap**: nothing is marked as checking it. `make docs` reads the marks again.",
+        "running code, *by example*. **gap**: nothing is marked as checking it. The last column says under which change\n"
+        "of the code a check of it fails: of a model's failing twin (`make models`), or by `make mutations`, which makes\n"
+        "the change and runs the tests. `make docs` reads the marks again.",
     ]
     checked = 0
     numbers = 0
@@ -43,7 +45,7 @@ def invariants() -> str:
         rows = [each for each in section if each != "title"]
         numbers += len(rows)
         checked += sum(bool(places().get(each)) for each in rows)
-        parts += [f"## {section['title']}", _table(rows, section)]
+        parts += [f"## {section['title']}", _table(rows, section, shown_to_fail())]
     later = sum(name.startswith("I") and not places().get(name) for name in told()["later"])
     gaps = numbers - checked - later
     parts.insert(2, f"{checked} of {numbers} are checked; {later} wait for what is not built, {gaps} are gaps.")
@@ -61,8 +63,8 @@ def scenarios() -> str:
     ]) + "\n"  # fmt: skip
 
 
-def _table(numbers: list[str], statements: dict[str, str]) -> str:
-    head = ["number", "statement", *SUITES.values()]
+def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list[str]] | None = None) -> str:
+    head = ["number", "statement", *SUITES.values(), *(["fails when"] if shown is not None else [])]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for number in numbers:
         found = places().get(number, {})
@@ -70,8 +72,26 @@ def _table(numbers: list[str], statements: dict[str, str]) -> str:
         if not found:
             later = told()["later"].get(number)
             cells[0] = "**gap**" if later is None else f"not built: {later}"
+        if shown is not None:
+            cells.append("; ".join(shown.get(number, ())))
         lines.append(f"| {number} | {statements[number]} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shown_to_fail() -> dict[str, list[str]]:
+    """number -> what is changed so that a check of it fails: mutations of the code, and failing twins of models."""
+    from models.test_models import MANIFEST, world_of
+    from tests.mutants import listed
+
+    found: dict[str, list[str]] = defaultdict(list)
+    for mutation in listed():
+        for number in mutation.covers:
+            found[number].append(mutation.says)
+    for twin in MANIFEST["twin"]:
+        declared = world_of(twin).properties_.get(twin["breaks"])
+        for number in (twin["breaks"],) if declared is None else declared.covers:
+            found[number].append(f"without: {twin['removes']}")
+    return dict(found)
 
 
 def _link(path: str) -> str:
