@@ -72,7 +72,7 @@ def passes(tree: Path, tests: Iterable[str]) -> bool | None:
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode not in (0, 1, 2):  # 2: what is mutated cannot even be imported any more
+    if done.returncode not in (0, 1):  # as when what is mutated cannot even be imported: that is no test that notices
         raise RuntimeError(f"pytest exited with {done.returncode}\n{done.stdout}{done.stderr}")
     return done.returncode == 0
 
