@@ -316,6 +316,23 @@ def test_a_retired_attempt_ends_and_is_fenced() -> None:
     run(test)
 
 
+def test_retiring_a_finished_attempt_keeps_its_result() -> None:
+    """Its receipt stays in the list, and is still the one that releases it. Covers: I70."""
+
+    async def test(fleet: Fleet) -> None:
+        loop = Loop()
+        loop.allow(9)
+        await started(fleet, loop)
+        receipt = json.loads((await fleet.post("agent", "/run", RUN)).headers[RECEIPT_HEADER])
+        assert (await fleet.control("agent", "retire", episode_ids=SCOPE)).status_code == 200
+        url = fleet.network.url("agent") + "/ng-control/v1/results"
+        assert (await fleet.client.get(url, headers=AUTH)).json()["receipts"] == [receipt]
+        reply = await fleet.client.post(url + "/acknowledge", json={"receipts": [receipt]}, headers=AUTH)
+        assert reply.json()["acknowledged"] == [receipt]
+
+    run(test)
+
+
 def _stamp(reply: httpx.Response) -> dict[str, Any]:
     return {name: reply.json()[name] for name in ("server_ts", "incarnation", "epoch")}
 

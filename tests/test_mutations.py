@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ from docs.generators import marks
 from tests.mutants import ROOT, Mutation, listed
 
 MUTATIONS = listed()
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    """The names of all functions in a file."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return frozenset(
+        each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def name_of(mutation: Mutation) -> str:
@@ -24,9 +34,7 @@ def test_a_mutation_has_its_place_and_its_tests(mutation: Mutation) -> None:
     ast.parse(mutation.applied(text))
     for test in mutation.fails:
         file, *names = test.partition("[")[0].split("::")
-        tree: ast.AST = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        functions = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert names[-1] in functions, test
+        assert names[-1] in functions(file), test
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=name_of)
