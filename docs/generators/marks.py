@@ -35,9 +35,9 @@ def invariants() -> str:
         "# Invariants",
         "What must hold, by number; code, tests and models cite these numbers. The columns say where a number is\n"
         "checked, read from the marks in the suites: in *every reachable state* of a small world, *at random* on\n"
-        "running code, *by example*. **gap**: nothing is marked as checking it. The last column says under which change\n"
-        "of the code a check of it fails: `make mutations` makes the change and runs the tests; *without* is a rule that a\n"
-        "model's failing twin lacks. `make docs` reads the marks again.",
+        "running code, *by example*. **gap**: nothing is marked as checking it. The last column says under which\n"
+        "change of the code a check of it fails: `make mutations` makes it and runs the tests; *without* is a rule\n"
+        "that a model's failing twin lacks. `make docs` reads the marks again.",
     ]
     checked = 0
     numbers = 0
