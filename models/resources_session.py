@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from models.server import DEADLINE_TS, server
+from models.server import DEADLINE_TS
 from models.session_agent import SessionAgentWorld
 from models.session_parts import (
     TASK,
@@ -28,6 +28,7 @@ from models.session_parts import (
     pieces_of,
     start_session,
 )
+from models.session_server import tools_process
 from participants.coordination.agreement import Agreed, agree
 from participants.coordination.recovery import settle
 from participants.machines.attempt import (
@@ -210,8 +211,8 @@ class SessionWorld(SessionAgentWorld):
     def _restart(self) -> None:
         """The next life: fresh servers, the session installed under the next attempt, everything opened."""
         self.wipe("agent")
-        self._new_tools()
         self.life += 1
+        self._new_tools()
         self.checkpoint, self.agent_part, self.tools_part, self.tools_written = "", None, None, False
         saved = self.disk
         if saved is None:
@@ -242,7 +243,7 @@ class SessionWorld(SessionAgentWorld):
     def _new_tools(self) -> None:
         self.wipe("tools")
         self.replies = ()
-        self.tools = server(f"tools-{self.life}.{self.deaths_left}")
+        self.tools = tools_process(f"tools-{self.life}.{self.deaths_left}", self.life)
 
     # --- helpers
 

@@ -12,6 +12,7 @@ from models.session_parts import Boundary, Call, Reply, Sending, Trail
 from models.session_server import SessionServerWorld
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released
 from participants.records.positions import OtherSession, later
+from participants.servers.peers import Heard, heard
 from statecore import Refused, Snapshot
 from statecore.world import action, param, volatile
 
@@ -158,14 +159,11 @@ class SessionAgentWorld(SessionServerWorld):
         """What the agent makes of an answer."""
         call = next(call for call in self.calls if call.operation == reply.operation)
         self.calls = tuple(each for each in self.calls if each != call)
-        if reply.code == "admission_closed":
-            self.refusals = call.tried
-            return
-        self.refusals = 0
-        if reply.code == "verify_failed":
-            return  # and is asked for again
-        if reply.code:
+        meant = heard(409, reply.code) if reply.code else Heard.REPLY
+        self.refusals = call.tried if meant is Heard.CLOSED else 0
+        if meant in (Heard.LOST, Heard.OVER):
             self._lose()
+        if meant is not Heard.REPLY or reply.code:  # a verification that failed is asked for again
             return
         try:
             self._note(reply)

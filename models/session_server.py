@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from models.server import Server, knock, server, tell
+from models.server import GRACE_S, Server, knock, tell
 from models.session_parts import Call, Kept, Reply, Sending, book_of, fences_of, marks_of, start_session
-from participants.machines.control import PARTICIPANT, LeaseExpired
-from participants.machines.gate import GATE, Arrived, Ended
+from participants.machines.control import PARTICIPANT, LeaseExpired, is_data_of_other_life, new_process
+from participants.machines.gate import GATE, Arrived, Ended, GateData
 from participants.machines.resource_session import (
     RESOURCE_SESSION,
     Closed,
@@ -35,6 +35,11 @@ from statecore.world import World, action, param, slot, volatile, wire
 NOTHING = (-1, -1)
 
 
+def tools_process(incarnation: str, epoch: int) -> Server:
+    """A process that just started, open: whoever started it is not our launcher, and gave it its epoch."""
+    return Server(new_process(incarnation, epoch=epoch, lease_grace_s=GRACE_S), GATE.start(GateData(max_held=2)))
+
+
 class SessionServerWorld(World):
     """One resources server, with the calls that wait for it and what is on its way to and from it."""
 
@@ -50,7 +55,7 @@ class SessionServerWorld(World):
     drawn: int = slot(0)  # session identities so far
     calls: tuple[Call, ...] = volatile((), of="agent")
 
-    tools: Server = slot(server("tools-1"))
+    tools: Server = slot(tools_process("tools-1", 1))
     book: tuple[Kept, ...] = volatile((), of="tools")
     inside: tuple[tuple[Sending, str], ...] = volatile((), of="tools")  # in the order in which they get the lock
     marks: tuple[int, int] = volatile(NOTHING, of="tools")
@@ -125,7 +130,7 @@ class SessionServerWorld(World):
     def _arrive(self, sending: Sending) -> object:
         """What the server's shell does with a request; False while it holds it."""
         try:
-            if sending.epoch != self.life:
+            if is_data_of_other_life(self.tools.control.data, sending.epoch):
                 raise Refused("stale_epoch", self.life, sending)
             fences = fences_of(self.marks)
             fences.check(sending.episode)
