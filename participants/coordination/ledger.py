@@ -295,6 +295,7 @@ def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerR
     held = results[row.rollout_id]
     assert held.receipt is not None
     entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
-    entry, _ = LEDGER_ENTRY.step(entry, Saved())
+    if held.status is LedgerStatus.SAVED:  # what a living coordinator has received only is not saved by a restart (I67)
+        entry, _ = LEDGER_ENTRY.step(entry, Saved())
     completed = rollout.after(Dispatched(), Completed())
     return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)

@@ -166,6 +166,11 @@ class RestorePlan:
     retire: tuple[EpisodeId, ...] = ()
     redeliver: tuple[LedgerRow, ...] = ()
 
+    @property
+    def continuations(self) -> tuple[EpisodeId, ...]:
+        """The scope as it is restored: N+1."""
+        return tuple(each.successor for each in self.scope)
+
 
 @frozen(kw_only=True)
 class Found:
