@@ -12,7 +12,6 @@ from attrs import evolve
 
 from models.restore_parts import (
     NOTHING,
-    ROLLOUT,
     TASK_DIGEST,
     Kept,
     Run,
@@ -273,6 +272,3 @@ class RestoreFleetWorld(World):
 
 def _with(kept: tuple[Kept, ...], changed: Kept) -> tuple[Kept, ...]:
     return tuple(changed if each.attempt == changed.attempt else each for each in kept)
-
-
-__all__ = ["NAMES", "ROLLOUT", "RestoreFleetWorld", "born", "opened"]

@@ -2,8 +2,9 @@
 
 Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record (S62); only the newest
 candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
-all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens; if it
-fails anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
+all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens, and
+what a restore does not fence before anything is restored, since from then on a lease may open a server; if it fails
+anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
 """
 
 from __future__ import annotations
