@@ -9,7 +9,7 @@ from models.session_parts import Kept, Reply, Sending, Trail
 from models.twins import without_rule
 from participants.machines.resource_session import RESOURCE_SESSION, Mutated, SessionState, advance
 from participants.records.positions import Position
-from statecore import stay
+from statecore import Refused, stay
 from statecore.properties import always
 from statecore.world import param, volatile
 
@@ -57,6 +57,23 @@ class SeededUnderOneIdentityAndPublished(SeededUnderOneIdentity):
     @always
     def equal_positions_are_equal_histories(self) -> bool:
         return True
+
+
+class MadeAgainWhenUnknown(PositionsOnlyCount):
+    """S60, with cookies: a call makes the session that its server does not know, and positions have no history.
+
+    Either rule alone is enough: an agent that knows a history does not take the new session for its own.
+    """
+
+    cookies = param(True)
+
+    def _find(self, sending: Sending) -> Kept:
+        try:
+            return SessionWorld._find(self, sending)
+        except Refused:
+            if any(kept.attempt == sending.attempt for kept in self.book):
+                raise  # there is one, and the cookie names another
+            return self._seed(sending)
 
 
 class LostAndSeededAgain(SessionWorld):
@@ -139,6 +156,7 @@ TWINS = (
     PositionsOnlyCount,
     SeededUnderOneIdentity,
     SeededUnderOneIdentityAndPublished,
+    MadeAgainWhenUnknown,
     LostAndSeededAgain,
     LastReplyStands,
     SentAgainIsAppliedAgain,

@@ -110,12 +110,13 @@ class Boundary:
 
 @frozen(cache_hash=True)
 class Saved:
-    """A published checkpoint: the rollout's row, and its records."""
+    """A published checkpoint: the rollout's row, its records, and its result if it has one."""
 
     row: str
     attempt: int
     boundary: Boundary | None
     session: Kept | None
+    result: Ids | None = None
 
 
 def fences_of(marks: tuple[int, int]) -> Fences:

@@ -92,11 +92,12 @@ class SessionServerWorld(World):
                 return None
             self._keep(kept, VerifyStarted())
             return None
-        before = kept.machine.data.applied(sending.operation)
+        if sending.attempt < self.attempt:
+            self.fail("I6")
+        before = kept.position
         kept = self._keep(kept, Mutated(sending.operation))
-        if before is None or kept.position.revision > len(kept.state):
+        if kept.position != before:
             kept = self._replace(evolve(kept, state=(*kept.state, sending.operation)))
-        self._applied(sending, kept)
         self._leave_inside(self._answer(kept, sending), sending)
         return None
 
@@ -243,11 +244,6 @@ class SessionServerWorld(World):
     def _answer(self, kept: Kept, sending: Sending) -> Reply:
         seen = kept.state if sending.what == "verify" else ()
         return Reply(sending.operation, "", kept.position, kept.session_id if sending.what == "seed" else "", seen)
-
-    def _applied(self, sending: Sending, kept: Kept) -> None:
-        """What no mutation may ever be: of an attempt that is over (I6), or a second time (I57)."""
-        if sending.attempt < self.attempt:
-            self.fail("I6")
 
     def _leave_inside(self, reply: Reply, sending: Sending) -> None:
         self.inside = self.inside[1:]
