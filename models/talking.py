@@ -440,7 +440,7 @@ class TalkingWorld(World):
     def a_written_boundary_has_its_calls(self) -> bool:
         """The lineage that the model wrote for a checkpoint reaches to where the agent's record of it stands."""
         agent, model = self.agent_part, self.model_part
-        if agent is None or model is None or agent.boundary is None:
+        if agent is None or model is None or agent.checkpoint_id != model.checkpoint_id or agent.boundary is None:
             return True
         return chain(model.rows, agent.boundary.last) is not None
 
