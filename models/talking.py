@@ -53,11 +53,19 @@ from statecore.properties import always, final, recoverable, sometimes
 from statecore.world import World, action, durable, ghost, param, slot, volatile
 
 NAMES = ("model", "agent")
-CALLS = range(3)
+
+
+def calls_of(world: TalkingWorld) -> range:
+    """The numbers of the calls of one life: as many as may be needed."""
+    return range(world.turns + world.mishaps)
+
+
+def ends_of(world: TalkingWorld) -> list[tuple[int, str]]:
+    return [(number, word) for number in calls_of(world) for word in WORDS]
 
 
 class TalkingWorld(World):
-    """One rollout, one agent, one model."""
+    """One rollout, one agent, one model; up to four calls in a life."""
 
     PARTICIPANT: ClassVar[Table[Phase, Control]] = PARTICIPANT
     GATE: ClassVar[Table[GateState, GateData]] = GATE
@@ -76,6 +84,7 @@ class TalkingWorld(World):
     call_0: Call | None = volatile(None, of="deployment")
     call_1: Call | None = volatile(None, of="deployment")
     call_2: Call | None = volatile(None, of="deployment")
+    call_3: Call | None = volatile(None, of="deployment")
     rows: tuple[Row, ...] = volatile((), of="deployment")
     late: tuple[Row, ...] = volatile((), of="deployment")  # of calls that ended after they were left out
     agent: Server = volatile(server("agent-1"), of="deployment")
@@ -108,7 +117,7 @@ class TalkingWorld(World):
     @action
     def call(self) -> object:
         """The next turn's call leaves, or the same one again: its reply was lost, was an error, or took too long."""
-        number = next((each for each in CALLS if self._call(each) is None), None)
+        number = next((each for each in calls_of(self) if self._call(each) is None), None)
         again = self.loop == "waiting" and self.awaited is None and self.arrived is None
         if number is None or not (again or self.loop == "calling"):
             return False
@@ -187,7 +196,7 @@ class TalkingWorld(World):
 
     # --- the model's side
 
-    @action(over=[(number, word) for number in CALLS for word in WORDS])
+    @action(over=ends_of)
     def end_generation(self, which: tuple[int, str]) -> object:
         """The generation is over: its row is in the ledger before its response is let out."""
         number, word = which
@@ -198,7 +207,7 @@ class TalkingWorld(World):
         self._answer(number, word)
         return None
 
-    @action(fault=True, over=CALLS)
+    @action(fault=True, over=calls_of)
     def fail_generation(self, number: int) -> object:
         """It failed; so says its row, and an error is let out."""
         call = self._call(number)
@@ -209,7 +218,7 @@ class TalkingWorld(World):
         self._answer(number, None)
         return None
 
-    @action(over=CALLS)
+    @action(over=calls_of)
     def release_response(self, number: int) -> object:
         """What was held leaves when the model is open."""
         call = self._call(number)
@@ -220,7 +229,7 @@ class TalkingWorld(World):
         self._put(number, evolve(call, response=response))
         return None
 
-    @action(over=CALLS)
+    @action(over=calls_of)
     def send_response(self, number: int) -> object:
         """It arrives at the agent."""
         call = self._call(number)
@@ -230,7 +239,7 @@ class TalkingWorld(World):
         self.awaited, self.arrived, self.reply = None, number, call.said
         return None
 
-    @action(fault=True, over=CALLS)
+    @action(fault=True, over=calls_of)
     def lose_response(self, number: int) -> object:
         """It is lost on its way."""
         call = self._call(number)
@@ -340,7 +349,7 @@ class TalkingWorld(World):
     @property
     def _present(self) -> tuple[tuple[int, Call], ...]:
         """The calls that are at the model, by number."""
-        calls = [(number, self._call(number)) for number in CALLS]
+        calls = [(number, self._call(number)) for number in calls_of(self)]
         return tuple((number, call) for number, call in calls if call is not None and not call.over)
 
     def _put(self, number: int, call: Call) -> None:
