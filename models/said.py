@@ -15,7 +15,7 @@ from participants.coordination.agreement import Pieces
 from participants.identity import EpisodeId
 from participants.machines.model_call import RESPONSE, CallData, CallState, ResponseState
 from participants.records.records import AgentBoundary, AgentRecord, ModelRecord, ModelRow
-from participants.servers.conversation import CHAT, continuations
+from participants.servers.conversation import CHAT, Conversation, continuations
 from participants.servers.lineage import Entry, Lineage, placed
 from statecore import Snapshot
 from statecore.wire import encode
@@ -90,10 +90,16 @@ def request_of(asked: Words) -> dict[str, Any]:
 
 
 @cache
-def reply_of(asked: Words, said: str) -> tuple[int, tuple[str, ...]]:
-    """Where the conversation stands after that reply: how many items, and their digest."""
+def _conversation(asked: Words) -> Conversation:
     _, conversation = placed(None, None, CHAT, request_of(asked))
     assert conversation is not None
+    return conversation
+
+
+@cache
+def reply_of(asked: Words, said: str) -> tuple[int, tuple[str, ...]]:
+    """Where the conversation stands after that reply: how many items, and their digest."""
+    conversation = _conversation(asked)
     reply = encode({"choices": [{"message": {"role": "assistant", "content": said}}]})
     return continuations(conversation, CHAT, reply, False)
 
@@ -103,7 +109,9 @@ def lineage_of(rows: tuple[Row, ...]) -> Lineage:
     """The rows as the model server keeps them; only read."""
     lineage = Lineage()
     for row in rows:
-        lineage.add(Entry(ModelRow(model_call_id=row.call, parent_call_id=row.parent), row.length, row.digests))
+        request = _conversation(row.asked).digest
+        written = ModelRow(model_call_id=row.call, parent_call_id=row.parent, request_digest=request)
+        lineage.add(Entry(written, row.length, row.digests))
     return lineage
 
 

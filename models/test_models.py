@@ -47,8 +47,8 @@ def entries(kind: str) -> list[Any]:
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
 
-    Covers: I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I57, I59, I65, I66, I67, I68, I69, I73, I74, I86,
-    I87, I88, I99
+    Covers: I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I57, I59, I65, I66, I67, I68, I69, I73, I74,
+    I86, I87, I88, I99
     """
     report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), **entry["params"])
     found = {

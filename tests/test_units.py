@@ -1,4 +1,4 @@
-"""Rollouts that share state are decided as one: who is in a unit, who starts over with whom, who is left out with whom."""
+"""Rollouts that share state are decided as one: who is in a unit, and who starts over or is left out with whom."""
 
 from __future__ import annotations
 
