@@ -11,6 +11,7 @@ sections 2 and 6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attrs import frozen
@@ -65,6 +66,8 @@ class JudgeWorld(World):
     PARTICIPANT: ClassVar[Table[Phase, Control]] = PARTICIPANT
     GATE: ClassVar[Table[GateState, GateData]] = GATE
 
+    JUDGES: ClassVar[Mapping[str, Says]] = JUDGES
+
     replay = param(False)  # the verification is declared replay: it passes while the tools server is closed
     max_held = param(1)
 
@@ -81,7 +84,7 @@ class JudgeWorld(World):
 
     # --- who is there
 
-    @action(over=[(policy, judge) for policy in POLICIES for judge in JUDGES])
+    @action(over=lambda world: [(policy, judge) for policy in POLICIES for judge in world.JUDGES])
     def start(self, which: tuple[str, str]) -> object:
         if self.started != ("", ""):
             return False
@@ -94,7 +97,7 @@ class JudgeWorld(World):
         if self.coordinator != "new" or self.started == ("", ""):
             return False
         policy, judge = self.started
-        says = {"policy": POLICIES[policy], "judge": JUDGES[judge], "tools": TOOLS}
+        says = {"policy": POLICIES[policy], "judge": self.JUDGES[judge], "tools": TOOLS}
         try:
             roles = {name: self._role(said) for name, said in says.items()}
         except UnknownRole:

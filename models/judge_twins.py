@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.judge import JudgeWorld, Says
+from models.judge import MODEL, JudgeWorld, Says
 from participants.coordination.introduction import Role, UnknownRole, role_of_kind
 from participants.servers.peers import Heard
 from statecore.properties import always
@@ -26,6 +26,14 @@ class RoleIsGuessedSeenByItsHarm(RoleIsGuessed):
         return True
 
 
+class JudgeOfAnotherMake(JudgeWorld):
+    """S1, and a limit: a judge that has inherited checkpoint routes and serves no capabilities has the role of its kind.
+    Without capabilities a kind is all that a server says, and an older policy says the same.
+    """
+
+    JUDGES = {"with routes of a policy": Says(None, MODEL)}
+
+
 class RefusalIsAScore(RoleIsGuessedSeenByItsHarm):
     """S1, S9: a judge that was closed refuses the call, and that is the score. Either rule alone is enough."""
 
@@ -33,4 +41,4 @@ class RefusalIsAScore(RoleIsGuessedSeenByItsHarm):
         return Heard.REPLY
 
 
-TWINS = (RoleIsGuessed, RoleIsGuessedSeenByItsHarm, RefusalIsAScore)
+TWINS = (RoleIsGuessed, RoleIsGuessedSeenByItsHarm, JudgeOfAnotherMake, RefusalIsAScore)

@@ -61,7 +61,7 @@ def calls_of(world: TalkingWorld) -> range:
 
 
 def ends_of(world: TalkingWorld) -> list[tuple[int, str]]:
-    return [(number, word) for number in calls_of(world) for word in WORDS]
+    return [(number, word) for number in calls_of(world) for word in WORDS[: world.words]]
 
 
 class TalkingWorld(World):
@@ -79,6 +79,7 @@ class TalkingWorld(World):
     mishaps = param(1)  # replies lost, callers that give up, generations that fail
     max_held = param(1)
     names_parents = param(False)  # as our own agents do
+    words = param(2)  # how many a generation chooses from
 
     model: Server = volatile(make=lambda w: server("model-1", max_held=w.max_held), of="deployment")
     call_0: Call | None = volatile(None, of="deployment")
