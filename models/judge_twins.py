@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from models.judge import MODEL, JudgeWorld, Says
 from participants.coordination.introduction import Role, UnknownRole, role_of_kind
 from participants.servers.peers import Heard
@@ -27,11 +30,11 @@ class RoleIsGuessedSeenByItsHarm(RoleIsGuessed):
 
 
 class JudgeOfAnotherMake(JudgeWorld):
-    """S1, and a limit: a judge that has inherited checkpoint routes and serves no capabilities has the role of its kind.
-    Without capabilities a kind is all that a server says, and an older policy says the same.
+    """S1, and a limit: a judge with inherited checkpoint routes that serves no capabilities has the role of its kind. A
+    kind is all that it says, and an older policy says the same.
     """
 
-    JUDGES = {"with routes of a policy": Says(None, MODEL)}
+    JUDGES: ClassVar[Mapping[str, Says]] = {"with routes of a policy": Says(None, MODEL)}
 
 
 class RefusalIsAScore(RoleIsGuessedSeenByItsHarm):
