@@ -23,7 +23,7 @@ help:
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make format       lets ruff order the imports and mend what it can"
-	@echo "make bench        what is measured (ARGS=--short for a quick look)"
+	@echo "make bench        all that is measured (ARGS=--short for a quick look)"
 	@echo "make bench-checking  ours beside other checkers, which it installs (PEERS_PYTHON=python3.12: musil needs that)"
 	@echo "make docs         writes the generated pages of docs/ anew"
 	@echo "make wheel-check  builds the wheel and runs the demo from it, in a venv and a directory of its own"

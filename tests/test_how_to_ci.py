@@ -27,9 +27,11 @@ def files(page: str) -> dict[str, str]:
 RECIPE = files("run-checks-in-ci.md")
 WORLD = files("check-your-own-participant-kind.md")["models/notes.py"]
 BROKEN = WORLD.replace("is not GateState.QUIET:", "is GateState.OPEN:")
-SIZED = WORLD.replace("    notes = slot(0)\n", "    most = param(3)\n    pytest_sizes = ({}, {'most': 2})\n    notes = slot(0)\n")
-SIZED = SIZED.replace("self.gate.data.held == 3:", "self.gate.data.held == self.most:")
-SIZED = SIZED.replace("always, leads_to, ", "always, leads_to, param, ")
+SIZED = (
+    WORLD.replace("notes = slot(0)", "notes = slot(0)\n    most = param(3)\n    pytest_sizes = ({}, {'most': 2})")
+    .replace("self.gate.data.held == 3:", "self.gate.data.held == self.most:")
+    .replace("always, leads_to, ", "always, leads_to, param, ")
+)
 
 
 @pytest.fixture
