@@ -38,6 +38,7 @@ from ..records.records import Disposition, Json, LedgerRow, LedgerStatus, Receip
 from .recovery import Verdict
 from .shared_map import SharedMap
 from .trainer import Dispatch, Result
+from .units import Sharing, unit_of
 
 Effects = tuple[Any, ...]
 _STANDING: Final = frozenset({AttemptState.PARKED, AttemptState.COMMITTED})
@@ -176,7 +177,13 @@ class Ledger:
         standing = [name for name, each in self.rollouts.items() if each.execution.state in _STANDING]
         return self._with(standing, _released)
 
-    def registry_rows(self, settled: Mapping[str, tuple[Disposition, str]]) -> tuple[RegistryRow, ...]:
+    def units(self, sharing: Sharing) -> dict[str, str | None]:
+        """The unit of each rollout in a deployment that shares that much; None where it is alone."""
+        return {rollout_id: unit_of(each.dispatch.group, sharing) for rollout_id, each in self.rollouts.items()}
+
+    def registry_rows(
+        self, settled: Mapping[str, tuple[Disposition, str]], sharing: Sharing = Sharing.PRIVATE
+    ) -> tuple[RegistryRow, ...]:
         """One row per rollout (section 6.6); `settled` has disposition and reason, who is missing there is *queued*."""
         return tuple(
             RegistryRow(
@@ -187,6 +194,7 @@ class Ledger:
                 task_digest=each.digest,
                 data_position=each.dispatch.data_position,
                 target=each.dispatch.target,
+                unit=unit_of(each.dispatch.group, sharing),
                 disposition=disposition,
                 reason=reason,
             )

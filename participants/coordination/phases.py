@@ -190,7 +190,7 @@ class Phases:
             told = ", ".join(forgotten[:STRANGERS_TOLD])
             raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
-        self.settled = self.cut.dispositions(self.reading)
+        self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
         directory = await self.life.disk(lambda: draft.framework_dir)
         failed: list[StageFailed] = []
@@ -259,8 +259,9 @@ class Phases:
         )
         late = Ledger({name: each for name, each in ledger.rollouts.items() if name not in self.reading})
         rows = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
+        sharing = self.life.deployment.sharing
         draft.write_coordinator(
-            self.reading.registry_rows(rows) + late.registry_rows({}),
+            self.reading.registry_rows(rows, sharing) + late.registry_rows({}, sharing),
             self.reading.ledger_rows() + late.ledger_rows(),
         )
         draft.seal_framework()

@@ -207,7 +207,7 @@ class Peer:
             headers.append((EPOCH_HEADER, str(epoch)))
         if not is_model_path(path):
             headers.append((OPERATION_HEADER, operation_id or self.host.seams.entropy.token_hex(16)))
-        elif self.trail.last_model_call_id is not None:
+        elif self.trail.last_model_call_id is not None and all(name != PARENT_CALL_HEADER for name, _ in headers):
             headers.append((PARENT_CALL_HEADER, self.trail.last_model_call_id))
         return headers
 
