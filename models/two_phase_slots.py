@@ -21,7 +21,7 @@ from models.two_phase_commit import (
 )
 from statecore import Snapshot
 from statecore.properties import always, final, recoverable
-from statecore.world import World, action, slot
+from statecore.world import World, action, interchangeable, slot
 
 
 def two_phase(n: int, *, planted: bool = False) -> type[World]:
@@ -38,7 +38,8 @@ def two_phase(n: int, *, planted: bool = False) -> type[World]:
         "all_decided": recoverable(_for(n, all_decided)),
         "done": final(_for(n, all_decided)),
     }
-    return type(f"TwoPhase{n}", (World,), slots | actions | properties)
+    members = slots | actions | properties | {"managers": interchangeable(*([f"{what}{rm}" for what in _EACH] for rm in range(n)))}
+    return type(f"TwoPhase{n}", (World,), members)
 
 
 _EACH: dict[str, Any] = {"manager": MANAGER.start(), "sent": False, "heard": False}
