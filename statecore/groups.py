@@ -26,8 +26,8 @@ class Interchangeable:
     groups: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        """`3 of (state0, result0)`."""
-        return f"{len(self.groups)} of ({', '.join(self.groups[0])})"
+        """`3 groups like (state0, result0)`."""
+        return f"{len(self.groups)} groups like ({', '.join(self.groups[0])})"
 
 
 def interchangeable(*groups: str | Sequence[str]) -> Interchangeable:

@@ -116,7 +116,7 @@ class Report:
         found = self.found
         lines = [f"  stopped at the limit of {found.limit}"] if found.limit else []
         lines += [f"  {note}" for note in found.notes]
-        lines += [f"  symmetry: {name}, {over}: their order is not told apart" for name, over in found.symmetry]
+        lines += [f"  symmetry: {name}, {over}, in any order count as one" for name, over in found.symmetry]
         # A search that stopped early has not seen everything, so what it missed says nothing.
         if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
             lines += [f"  sometimes {name}: never seen" for name in found.unseen]
