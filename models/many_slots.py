@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from statecore.properties import always, final, recoverable, sometimes
+from statecore.properties import always, recoverable, sometimes
 from statecore.world import World, action, interchangeable, param, slot
 
 __all__ = ["NAMES", "ManySlots"]

@@ -89,11 +89,18 @@ class World:
         values["_locked"] = False
         values["_params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
         values.update(values["_params"])
-        values["_starts"] = {name: each.start(self) for name, each in self.slots_.items()}
+        values["_starts"] = {name: self._start(name, each) for name, each in self.slots_.items()}
         values.update(values["_starts"])
         check_groups(type(self).__name__, self.symmetries_, values["_starts"])
         for each in self.actions_.values():
             each.check(self)
+
+    def _start(self, name: str, declared: Slot[Any]) -> Any:
+        try:
+            return declared.start(self)
+        except Exception as error:
+            error.add_note(f"in what slot {name!r} of {type(self).__name__} begins with")
+            raise
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.slots_:
@@ -182,5 +189,10 @@ class World:
     def steps(self) -> Iterator[tuple[Step, Action]]:
         """Every action with each of its arguments, enabled or not."""
         for each in self.actions_.values():
-            for args in each.values(self):
+            try:
+                values = each.values(self)
+            except Exception as error:
+                error.add_note(f"in over= of action {each.name} of {type(self).__name__}")
+                raise
+            for args in values:
                 yield Step(each.name, args, each.fault), each
