@@ -169,10 +169,9 @@ class Symmetry:
 
     def _refuse_step(self, world: World, name: str, one: tuple[State, Leads], two: tuple[State, Leads]) -> NoReturn:
         """Names a step that is possible in one state and has no match in the other."""
-        count = [Counter({key: len(steps) for key, steps in leads.items()}) for _, leads in (one, two)]
-        more = count[0] - count[1]
-        (state, leads), (other, _) = (one, two) if more else (two, one)
-        key = next(iter(more or count[1] - count[0]))
+        left, right = (Counter({key: len(steps) for key, steps in leads.items()}) for _, leads in (one, two))
+        unmatched = [(key, one, two) for key in left - right] + [(key, two, one) for key in right - left]
+        key, (state, leads), (other, _) = min(unmatched, key=lambda each: not isinstance(each[0][0], str))
         does = f"breaks {key[0]!r}" if isinstance(key[0], str) else "can be taken"
         first = f"action {leads[key][-1].label} {does} in the state"
         self._refuse(world, name, first, state, "but has no match in", other)
