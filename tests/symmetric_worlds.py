@@ -20,6 +20,17 @@ from statecore.world import World, action, slot
 
 VALUES = ("x", 1, None)  # values that have no order among them
 ROLES = ("mine", "other", "theirs", "shared")
+Shape = tuple[tuple[int, int], tuple[int, int, int]]
+"""How many members each family has, and how many slots each member of the two and nobody."""
+SHAPES: tuple[Shape, ...] = (
+    ((2, 1), (2, 1, 1)),
+    ((2, 2), (2, 1, 2)),
+    ((3, 1), (1, 1, 2)),
+    ((3, 2), (1, 1, 1)),
+    ((3, 1), (2, 1, 1)),
+    ((4, 1), (1, 1, 1)),
+    ((4, 2), (1, 1, 1)),
+)  # of which the largest world has 3**8 states
 Place = tuple[str, int]  # a role, and the number of one of its slots
 Condition = tuple[tuple[Place, Any], ...]
 Cast = dict[str, int]  # the member that each role is played by
@@ -43,16 +54,23 @@ class Guarded:
 
 @frozen
 class Plan:
-    """A world to be made: how many members each family has, how many slots they and nobody have, what happens."""
+    """A world to be made: of which shape, whether the slots of one member stand together, what happens."""
 
-    members: tuple[int, int]
-    slots: tuple[int, int, int]
+    shape: Shape
     by_member: bool
     steps: tuple[Guarded, ...]
     never: tuple[Condition, ...]
     seen: tuple[Condition, ...]
     reached: tuple[tuple[Condition, tuple[int, ...] | None], ...]
     ends: Condition | None
+
+    @property
+    def members(self) -> tuple[int, int]:
+        return self.shape[0]
+
+    @property
+    def slots(self) -> tuple[int, int, int]:
+        return self.shape[1]
 
     def name(self, place: Place, cast: Cast) -> str:
         """The slot that is meant."""
@@ -192,8 +210,7 @@ guarded_steps = st.builds(
 )
 plans = st.builds(
     Plan,
-    members=st.tuples(st.integers(2, 4), st.integers(1, 2)),
-    slots=st.tuples(st.integers(1, 2), st.just(1), st.integers(1, 2)),
+    shape=st.sampled_from(SHAPES),
     by_member=st.booleans(),
     steps=st.lists(guarded_steps, min_size=1, max_size=4).map(tuple),
     never=st.lists(rare, max_size=2).map(tuple),

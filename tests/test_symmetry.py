@@ -200,7 +200,7 @@ def counters(members: int) -> type[World]:
 
     def clear(name: str) -> Any:
         def act(world: World) -> bool:
-            full = getattr(world, name) == 2
+            full: bool = getattr(world, name) == 2
             setattr(world, name, 0)
             return full
 
