@@ -120,7 +120,10 @@ class _Search:
         """What was found, if the world is as symmetric as it says; a counterexample is made one of the world itself."""
         if self.symmetry is not None:
             start = self.world.values
-            self.symmetry.check(self.world, found.sample)
+            try:
+                self.symmetry.check(self.world, found.sample)
+            except KeyboardInterrupt:
+                found.limit = found.limit or "Ctrl-C"
             self.world.put(start)
             if found.violation is not None:
                 found.violation = self.symmetry.concrete(self.world, found.violation)

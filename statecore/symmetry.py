@@ -22,7 +22,7 @@ __all__ = ["Symmetry", "sample"]
 
 SAMPLE = 100
 """So many of the first states, and as many of all, are looked at in other arrangements too: is the world symmetric?"""
-ARRANGEMENTS = 6
+ARRANGEMENTS = 4
 """So many other arrangements of each are looked at; which ones goes round."""
 ALL_ORDERS = 4
 """Up to so many groups an action that did not fire is tried in every order of them."""

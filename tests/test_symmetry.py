@@ -281,12 +281,20 @@ def test_two_searches_agree_though_each_has_an_order_of_its_own() -> None:
     assert check(world, engine="auto").verdict is Verdict.HOLDS
 
 
+def interrupted(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_limits_and_liveness_under_symmetry() -> None:
     """Limits count canonical states; what must happen in the end is looked at without symmetry, which is said."""
     report = check(two_phase(6), max_states=100, engine="fast")
     assert report.verdict is Verdict.NOT_FINISHED and report.found.symmetry
     assert check(two_phase(6), max_states=600).verdict is Verdict.HOLDS
     assert check(two_phase(6), max_depth=9).distinct < 553
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("statecore.symmetry.Symmetry.check", interrupted)
+        report = check(Workers)
+    assert (report.verdict, report.found.limit) == (Verdict.NOT_FINISHED, "Ctrl-C")
 
     class Ends(Workers):
         @eventually(fair=("take", "give"))
