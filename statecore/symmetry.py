@@ -22,8 +22,8 @@ __all__ = ["Symmetry", "sample"]
 
 SAMPLE = 100
 """So many of the first states, and as many of all, are looked at in other arrangements too: is the world symmetric?"""
-ARRANGEMENTS = 4
-"""So many other arrangements of each are looked at; which ones goes round."""
+LOOKS = 1_000
+"""So many other arrangements are looked at in all; where that is not all of them, those of one state are not the next's."""
 ALL_ORDERS = 4
 """Up to so many groups an action that did not fire is tried in every order of them."""
 
@@ -74,13 +74,14 @@ class Symmetry:
                     values[slot] = state[other]
         return state if values is None else tuple(values)
 
-    def check(self, world: World, states: Iterable[State]) -> None:
+    def check(self, world: World, states: Sequence[State]) -> None:
         """DefinitionError if the world tells groups apart in one of these states or in another arrangement of it.
 
         In both the same steps must be possible, up to the order of groups, and the same properties hold.
         """
         steps = list(world.steps())
-        rounds = max(1, -(-len(self._others) // ARRANGEMENTS))
+        each = max(1, LOOKS // max(1, len(states)))
+        rounds = max(1, -(-len(self._others) // each))
         for number, state in enumerate(states):
             others = [(name, arranged(state, order)) for name, order in self._others[number % rounds :: rounds]]
             others = [(name, other) for name, other in others if other != state]
