@@ -23,7 +23,7 @@ __all__ = ["Symmetry", "sample"]
 SAMPLE = 100
 """So many of the first states, and as many of all, are looked at in other arrangements too: is the world symmetric?"""
 LOOKS = 1_000
-"""So many other arrangements are looked at in all; where that is not all of them, those of one state are not the next's."""
+"""So many other arrangements are looked at in all; where there are more, each state is looked at in other ones."""
 ALL_ORDERS = 4
 """Up to so many groups an action that did not fire is tried in every order of them."""
 
