@@ -89,18 +89,11 @@ class World:
         values["_locked"] = False
         values["_params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
         values.update(values["_params"])
-        values["_starts"] = {name: self._start(name, each) for name, each in self.slots_.items()}
+        values["_starts"] = {name: _first_value(self, name, each) for name, each in self.slots_.items()}
         values.update(values["_starts"])
         check_groups(type(self).__name__, self.symmetries_, values["_starts"])
         for each in self.actions_.values():
             each.check(self)
-
-    def _start(self, name: str, declared: Slot[Any]) -> Any:
-        try:
-            return declared.start(self)
-        except Exception as error:
-            error.add_note(f"in what slot {name!r} of {type(self).__name__} begins with")
-            raise
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.slots_:
@@ -196,3 +189,11 @@ class World:
                 raise
             for args in values:
                 yield Step(each.name, args, each.fault), each
+
+
+def _first_value(world: World, name: str, declared: Slot[Any]) -> Any:
+    try:
+        return declared.start(world)
+    except Exception as error:
+        error.add_note(f"in what slot {name!r} of {type(world).__name__} begins with")
+        raise
