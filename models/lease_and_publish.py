@@ -1,8 +1,8 @@
 """One checkpoint after the other over an agent and a tools server, with the time that is left of every lease.
 
 A rollout is under way and has one turn behind it. The coordinator is the transaction that runs; its calls lose their
-replies and leave late copies; writes, the save and the rename take their time; clocks differ; a process dies and another
-answers in its name. What is published must be one moment of all: the parts, and the framework's half.
+replies and leave late copies; writes, the save and the rename take their time; clocks differ; a process dies and
+another answers in its name. What is published must be one moment of all: the parts, and the framework's half.
 
 Time is counted, nothing else than how much of it is left: `left` is the coordinator's until its deadline, a lease ends
 when nothing is left of it, never earlier and maybe later. `ahead` says by how much the servers' clocks are ahead of the
@@ -435,11 +435,12 @@ class LeaseWorld(World):
             self.heard |= {name}
         return None
 
-    def _hear_refusal(self, refusal: Refused) -> None:
+    def _hear_refusal(self, refusal: Refused) -> object:
         """It is aborted; nothing but time, a lease or a death may be behind that (S33)."""
         if not self.disturbed and refusal.code != "deadline_exceeded":
             self.fail("S33")
         self._decide(Failed(refusal.code))
+        return None
 
     def _go_on(self, state: TransactionState, event: Any) -> object:
         if not self._is(state) or self.heard != frozenset(NAMES):
@@ -498,6 +499,10 @@ class LeaseWorld(World):
     @sometimes(covers="S32")
     def a_lease_ended_under_a_running_checkpoint(self) -> bool:
         return self._is(TransactionState.SAVING) and self.agent.phase is Phase.IDLE
+
+    @sometimes(covers="S32")
+    def a_process_dies_during_the_rename(self) -> bool:
+        return self.renaming and bool(self.died)
 
     @sometimes
     def a_write_outlasts_its_checkpoint(self) -> bool:

@@ -194,11 +194,6 @@ class DrivenWorld(ProcessWorld):
     # --- deaths
 
     @action(fault=True)
-    def come_back_alone(self) -> object:
-        """The process dies, and a supervisor starts it again, in the same epoch."""
-        return self._die(self.epoch)
-
-    @action(fault=True)
     def come_back_with_all(self) -> object:
         """It dies, and its deployment is started anew under a new claim; its coordinator restores it."""
         return self._die(self.epoch + 1)
@@ -308,18 +303,8 @@ class DrivenWorld(ProcessWorld):
         return bool(self.folder) and self.server.phase is Phase.IDLE and self.died == 0
 
 
-class ParticipantWorld(DrivenWorld):
-    """A server of our own launcher: born closed, with its epoch."""
-
-    @action(fault=True)
-    def overtaken_begins(self) -> object:
-        """The coordinator of the life before lives on, finds the new process, and begins and ends a checkpoint."""
-        number = self.checkpoints + 1
-        late = Run(own_id("ck", self.epoch - 1, number), self.epoch - 1, self.server.incarnation, "ending")
-        if self.epoch == 1 or late in self.runs:
-            return False
-        self.runs = (late, *self.runs)
-        return None
+class DeploymentWorld(DrivenWorld):
+    """A server of our own launcher, born closed with its epoch, that comes back only with its whole deployment."""
 
     @always(covers=("I96", "S23", "S45"))
     def nothing_of_the_life_before_runs(self) -> bool:
@@ -338,8 +323,27 @@ class ParticipantWorld(DrivenWorld):
         )
 
 
-class BreakingParticipantWorld(ParticipantWorld):
-    """The same, and its lease timer may die: then it opens, refuses every control call, and must be restarted."""
+class ParticipantWorld(DeploymentWorld):
+    """It may also come back alone, and be found by a coordinator that was overtaken."""
+
+    @action(fault=True)
+    def come_back_alone(self) -> object:
+        """The process dies, and a supervisor starts it again, in the same epoch."""
+        return self._die(self.epoch)
+
+    @action(fault=True)
+    def overtaken_begins(self) -> object:
+        """The coordinator of the life before lives on, finds the new process, and begins and ends a checkpoint."""
+        number = self.checkpoints + 1
+        late = Run(own_id("ck", self.epoch - 1, number), self.epoch - 1, self.server.incarnation, "ending")
+        if self.epoch == 1 or late in self.runs:
+            return False
+        self.runs = (late, *self.runs)
+        return None
+
+
+class BreakingParticipantWorld(DeploymentWorld):
+    """Its lease timer may die: then it opens if it ever was open, refuses every control call, and must be restarted."""
 
     @action(fault=True)
     def lease_timer_breaks(self) -> object:
@@ -356,6 +360,8 @@ class BreakingParticipantWorld(ParticipantWorld):
 
 class OpenParticipantWorld(DrivenWorld):
     """A server that somebody else started: open, and without an epoch until it hears of one."""
+
+    come_back_alone = ParticipantWorld.come_back_alone
 
     def started(self, incarnation: str, epoch: int) -> Server:
         return server(incarnation)

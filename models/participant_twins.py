@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from models.participant import OpenParticipantWorld, ParticipantWorld
+from models.participant import DeploymentWorld, OpenParticipantWorld, ParticipantWorld
 from models.server import Server, server
 from models.server_process import ProcessWorld
 from models.twins import without_guard, without_rule
@@ -19,24 +19,33 @@ from participants.machines.control import (
     LeaseExpired,
     OpenAdmission,
     PartInstalled,
+    PartWritten,
     Phase,
+    PrepareRequested,
     ReadinessReached,
     Reopened,
     RestoreFailed,
     ResumeRequested,
+    WritePart,
     begin_writing,
     committed_again,
+    fresh,
     is_current,
     is_current_read,
+    is_current_write,
     is_ended,
     is_other_epoch,
     is_other_process,
     is_same_commit,
     is_written_elsewhere,
+    open_checkpoint,
     record_install,
+    record_part,
     record_readiness,
     stay_unrestored,
+    unless_reading,
 )
+from participants.machines.gate import GATE, Arrived, GateState, admit
 from participants.records.manifests import Manifest
 from statecore import go, refuse, stay, when
 from statecore.properties import always
@@ -55,31 +64,19 @@ class DeadCallsOpenTheSuccessor(ParticipantWorld):
     PARTICIPANT = without_guard(PARTICIPANT, is_other_process)
 
 
-class WholeDeployments(ParticipantWorld):
-    """A process comes back only with its whole deployment, and nobody of the life before finds it."""
-
-    @action(fault=True)
-    def come_back_alone(self) -> object:
-        return False
-
-    @action(fault=True)
-    def overtaken_begins(self) -> object:
-        return False
-
-
-class AnyProcessMayBeMeant(WholeDeployments):
+class AnyProcessMayBeMeant(DeploymentWorld):
     """No twin: whom a call was meant for is not looked at, and its epoch is enough here."""
 
     PARTICIPANT = without_guard(PARTICIPANT, is_other_process)
 
 
-class AnyEpochMayBeMeant(WholeDeployments):
+class AnyEpochMayBeMeant(DeploymentWorld):
     """No twin: the epoch of a control call is not looked at, and whom it was meant for is enough here."""
 
     PARTICIPANT = without_guard(PARTICIPANT, is_other_epoch)
 
 
-class AnyLifeMayCall(WholeDeployments):
+class AnyLifeMayCall(DeploymentWorld):
     """S59: neither is looked at; they cover each other."""
 
     PARTICIPANT = without_guard(AnyEpochMayBeMeant.PARTICIPANT, is_other_process)
@@ -252,7 +249,48 @@ class PreparedBeforeItIsQuiet(ParticipantWorld):
         return True
 
 
+class AdmittedWhileClosed(ParticipantWorld):
+    """I23: what arrives behind the closing is admitted when nothing moves."""
+
+    GATE = without_rule(GATE, {(GateState.QUIET, Arrived): go(GateState.DRAINING, do=admit)})
+
+
+def _record_and_open(data: Control, event: PartWritten) -> tuple[Control, list[object]]:
+    after, _ = record_part(data, event)
+    return after, [OpenAdmission()]
+
+
+class OpenOnceItIsWritten(ParticipantWorld):
+    """I17: a server goes on as soon as its part is written; with that its checkpoint is no longer one moment."""
+
+    PARTICIPANT = without_rule(
+        PARTICIPANT,
+        {
+            (Phase.PREPARED, PartWritten): when(
+                is_current_write, go(Phase.COMMITTED, do=_record_and_open), otherwise=STALE
+            )
+        },
+    )
+
+
+def _prepare_and_write(data: Control, event: PrepareRequested) -> tuple[Control, list[object]]:
+    after, effects = open_checkpoint(data, event)
+    return after, [*effects, WritePart(event.checkpoint_id, event.checkpoint_id)]
+
+
+class PrepareWrites(ParticipantWorld):
+    """I40: a prepare begins to write, and backing out is no longer free."""
+
+    PARTICIPANT = without_rule(
+        PARTICIPANT,
+        {(Phase.IDLE, PrepareRequested): fresh(unless_reading(go(Phase.PREPARING, do=_prepare_and_write)))},
+    )
+
+
 TWINS = (
+    AdmittedWhileClosed,
+    OpenOnceItIsWritten,
+    PrepareWrites,
     DeadCallsCloseTheSuccessor,
     DeadCallsOpenTheSuccessor,
     AnyLifeMayCall,
