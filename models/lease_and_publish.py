@@ -59,13 +59,15 @@ SLOW_AND_NOT = tuple((name, slow) for name in NAMES for slow in (False, True))
 class Draft:
     """What a checkpoint holds: the turns of the agent's part and of the tools' part, and what the ledger knew.
 
-    `played` is ghost: the turns that had been played when the framework's half was captured.
+    The others are ghost: the turns that had been played when the framework's half was captured, and whether those that
+    had committed still stood then where they committed.
     """
 
     turn: int
     revision: int
     has_result: bool
     played: int
+    all_stood: bool
 
 
 class LeaseWorld(World):
@@ -226,17 +228,20 @@ class LeaseWorld(World):
             return False
         return self._request(RenewRequested, name) if self.left else False
 
-    def _serve_renew(self, name: str, request: Any) -> str:
+    def _serve_renew(self, name: str, request: Any) -> tuple[str, Phase]:
         self._send(name, request)
-        return self._server(name).incarnation
+        return self._shown(name), self._server(name).phase
 
     def _hear_renew(self, name: str, answer: Any) -> object:
+        """A process that is known needs not say its phase; of one that is not, the status is asked as well."""
         if isinstance(answer, Refused):
             return self._hear_refusal(answer)
+        process, phase = answer
+        proof = ProofGiven(name, process) if process else ProofGiven(name, process, phase.value)
         try:
-            before, (self.tx, _) = self.tx, self.TRANSACTION.step(self.tx, ProofGiven(name, answer))
+            before, (self.tx, _) = self.tx, self.TRANSACTION.step(self.tx, proof)
         except Refused:
-            return None  # it is too early to prove anything; the lease goes on
+            return None  # it is too early to prove anything, or it proves nothing; the lease goes on
         return before != self.tx
 
     renew = rpc(_ask_renew, _serve_renew, _hear_renew, over=NAMES, late="late", budget="faults_left", by="coordinator")
@@ -276,7 +281,7 @@ class LeaseWorld(World):
 
     @action
     def all_have_committed(self) -> object:
-        members = frozenset((name, f"{name}-1") for name in NAMES)
+        members = frozenset((name, self._known(name) or "") for name in NAMES)
         return self._go_on(TransactionState.COMMITTING, AllCommitted(members))
 
     @action
@@ -292,7 +297,9 @@ class LeaseWorld(World):
         if not self._is(TransactionState.SAVING) or not self._is_in_time():
             return False
         turn, revision = self.agent_part or 0, self.tools_part or 0
-        self.draft = Draft(turn, revision, has_result=self.result == "received", played=self.played)
+        stood = all(self._server(name).control.data.committed is not None for name in NAMES)
+        received = self.result == "received"
+        self.draft = Draft(turn, revision, has_result=received, played=self.played, all_stood=stood)
         self._decide(HalfSaved())
         return None
 
@@ -385,6 +392,14 @@ class LeaseWorld(World):
     def _server(self, name: str) -> Server:
         return self.agent if name == "agent" else self.tools
 
+    def _known(self, name: str) -> str | None:
+        """The process that the coordinator's calls are meant for; None where that is not said."""
+        return f"{name}-1"
+
+    def _shown(self, name: str) -> str:
+        """The process that an answer names."""
+        return self._server(name).incarnation
+
     def _put(self, name: str, where: Server) -> None:
         if name == "agent":
             self.agent = where
@@ -426,7 +441,7 @@ class LeaseWorld(World):
     def _request(self, kind: Any, name: str, **fields: Any) -> Any:
         """A call as the server gets it: by its clock, deadlines come early by what it is ahead."""
         deadline = float(self.left - self.ahead)
-        return kind(self.tx.data.checkpoint_id, deadline_ts=deadline, incarnation=f"{name}-1", **fields)
+        return kind(self.tx.data.checkpoint_id, deadline_ts=deadline, incarnation=self._known(name), **fields)
 
     def _hear(self, name: str, answer: Any, wanted: Phase) -> object:
         if isinstance(answer, Refused):
@@ -461,6 +476,10 @@ class LeaseWorld(World):
     def published_is_one_moment(self) -> bool:
         """Both parts are where the rollout stood when the framework's half was captured."""
         return self.disk is None or self.disk.turn == self.disk.revision == self.disk.played
+
+    @always(covers="S32")
+    def all_stood_when_it_was_captured(self) -> bool:
+        return self.disk is None or self.disk.all_stood
 
     @always(covers=("I16", "I17"))
     def phase_and_admission_agree(self) -> bool:
@@ -507,3 +526,23 @@ class LeaseWorld(World):
     @sometimes
     def a_write_outlasts_its_checkpoint(self) -> bool:
         return self._is(TransactionState.ABORTING) and self.tools.control.data.writing is not None
+
+
+class NamelessWorld(LeaseWorld):
+    """Servers of another make, which show no incarnation: nothing tells a process from its successor but its phase."""
+
+    def _known(self, name: str) -> str | None:
+        return None
+
+    def _shown(self, name: str) -> str:
+        return ""
+
+    @always(covers=("I24", "I35", "S32"))
+    def published_is_one_moment(self) -> bool:
+        """What agrees is. One that died before its prepare takes part with nothing, and the rollout starts fresh."""
+        agrees = self.disk is not None and self.disk.turn == self.disk.revision > 0
+        return self.disk is None or not agrees or self.disk.turn == self.disk.played
+
+    @sometimes
+    def a_successor_is_closed_by_a_late_prepare(self) -> bool:
+        return self._is(TransactionState.VALIDATING) and self.agent.phase is Phase.PREPARED and self.died == "agent"

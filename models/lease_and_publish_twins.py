@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.lease_and_publish import LeaseWorld
+from models.lease_and_publish import LeaseWorld, NamelessWorld
 from models.twins import without_rule
 from participants.machines.control import (
     PARTICIPANT,
@@ -17,20 +17,38 @@ from participants.machines.transaction import (
     DirectoryPublished,
     ProofGiven,
     TransactionState,
+    is_member,
     note_proof,
     read_claims,
 )
-from statecore import go, refuse, stay
+from statecore import go, refuse, stay, when
+from statecore.properties import always
 from statecore.world import param
 
+UNPROVED = without_rule(
+    TRANSACTION,
+    {(TransactionState.VALIDATING, DirectoryPublished): go(TransactionState.PUBLISHED, do=read_claims)},
+)  # fmt: skip
 
-class OwnClockOnly(LeaseWorld):
+
+class PublishedWithoutProof(LeaseWorld):
+    """S32: nothing is proved; a process that has committed dies before the framework's half is captured."""
+
+    TRANSACTION = UNPROVED
+
+
+class ByItsHarm(LeaseWorld):
+    """Shown is only what has moved in between, not who no longer stood."""
+
+    @always
+    def all_stood_when_it_was_captured(self) -> bool:
+        return True
+
+
+class OwnClockOnly(ByItsHarm):
     """No twin: nothing is proved, and the coordinator trusts its own clock. It is enough where all clocks are one."""
 
-    TRANSACTION = without_rule(
-        TRANSACTION,
-        {(TransactionState.VALIDATING, DirectoryPublished): go(TransactionState.PUBLISHED, do=read_claims)},
-    )  # fmt: skip
+    TRANSACTION = UNPROVED
 
 
 class ProofOnly(LeaseWorld):
@@ -55,7 +73,7 @@ class NeitherProofNorClock(OwnClockOnly):
         return True
 
 
-class ProvedTooEarly(LeaseWorld):
+class ProvedTooEarly(ByItsHarm):
     """S32: an answer to a renew that was sent while the framework was still saving counts as a proof."""
 
     TRANSACTION = without_rule(
@@ -65,11 +83,24 @@ class ProvedTooEarly(LeaseWorld):
     ahead = param(2)
 
 
-class ProvedInAnyPhase(LeaseWorld):
+class ProvedInAnyPhase(ByItsHarm):
     """S32: a server answers a renew whether a checkpoint is open there or not; the right process proves nothing."""
 
     PARTICIPANT = without_rule(PARTICIPANT, {(Phase.IDLE, RenewRequested): stay(do=extend)})
     ahead = param(2)
+
+
+class NamelessAndInAnyPhase(NamelessWorld):
+    """S32: the answer to a renew is a proof whatever phase the server is in, and no incarnation says whose it is."""
+
+    TRANSACTION = without_rule(
+        TRANSACTION,
+        {
+            (TransactionState.VALIDATING, ProofGiven): when(
+                is_member, stay(do=note_proof), otherwise=refuse("not_a_member")
+            )
+        },
+    )
 
 
 class PrepareIsNotAnsweredAgain(LeaseWorld):
@@ -89,6 +120,8 @@ class CommitIsNotAnsweredAgain(LeaseWorld):
 
 
 TWINS = (
+    PublishedWithoutProof,
+    NamelessAndInAnyPhase,
     OwnClockWhereClocksDiffer,
     NeitherProofNorClock,
     ProvedTooEarly,

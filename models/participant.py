@@ -377,6 +377,12 @@ class BreakingOpenParticipantWorld(OpenParticipantWorld):
     broken_while_it_wrote = BreakingParticipantWorld.broken_while_it_wrote
 
 
+class FoundParticipantWorld(OpenParticipantWorld):
+    """An open server that is found by a coordinator that was overtaken."""
+
+    overtaken_begins = ParticipantWorld.overtaken_begins
+
+
 class ForeignParticipantWorld(OpenParticipantWorld):
     """There a foreign coordinator speaks as well: it says neither epoch nor incarnation, and whatever it likes."""
 
