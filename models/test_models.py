@@ -12,6 +12,7 @@ import pytest
 
 from models import (
     checkpoint_twins,
+    epochs_twins,
     handoff_twins,
     judge_twins,
     model_hold_twins,
@@ -56,8 +57,8 @@ def entries(kind: str) -> list[Any]:
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
 
-    Covers: I6, I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I36, I51, I57, I59, I62, I65, I66, I67,
-    I68, I69, I73, I74, I81, I86, I87, I88, I97, I99
+    Covers: I6, I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I36, I44, I51, I57, I59, I62, I65, I66,
+    I67, I68, I69, I73, I74, I77, I79, I81, I86, I87, I88, I96, I97, I98, I99
     """
     report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), **entry["params"])
     found = {
@@ -82,6 +83,7 @@ def test_every_twin_is_pinned() -> None:
     pinned = [entry["world"] for entry in MANIFEST["twin"]]
     for module in (
         checkpoint_twins,
+        epochs_twins,
         handoff_twins,
         judge_twins,
         model_hold_twins,
