@@ -276,7 +276,7 @@ def _planted(cells: Cells) -> tuple[list[str], list[list[str]]]:
 
 
 def _ratios(cells: Cells) -> list[str]:
-    """Rates of the fast engine against those of the others, at the largest size of both; in pairs, as they took turns."""
+    """Rates of the fast engine against those of the others, at the largest size of both; in pairs, by turns."""
     lines = []
     for model in ("two_phase", "checkpoint"):
         for name in dict.fromkeys(key[1] for key in cells if key[0] == model and key[1] != OURS.name):
