@@ -41,6 +41,8 @@ ENOUGH_S = 15.0
 """When a checker has spent so much on a size in `LEAST_ROUNDS` rounds, there are no more."""
 GROWTH = 6.0
 """So many more states there are with N one higher, about."""
+PLANTED_GROWTH = 4
+"""So many times the states of the world without it are seen before the planted bug is, at most."""
 TELLING_STATES = 100_000
 """With fewer states the memory that a search takes says nothing about a state."""
 
@@ -106,7 +108,7 @@ async def search(checker: Checker, model: str, n: int, pan: Path | None) -> dict
     """One search in a process of its own."""
     with trio.move_on_after(2 * BOUND_S):
         if pan is not None:
-            return await spin.run(pan, DISTINCT[n])
+            return await spin.run(pan, DISTINCT[n] * (PLANTED_GROWTH if model == "planted" else 1))
         assert checker.command is not None
         module, *arguments = checker.command
         python = sys.executable if checker.peer is None else str(PEERS)
@@ -276,7 +278,7 @@ def _planted(cells: Cells) -> tuple[list[str], list[list[str]]]:
 
 
 def _ratios(cells: Cells) -> list[str]:
-    """Rates of the fast engine against those of the others, at the largest size of both; in pairs, by turns."""
+    """Rates of the fast engine by those of the others, at the largest size of both; in pairs, as they took turns."""
     lines = []
     for model in ("two_phase", "checkpoint"):
         for name in dict.fromkeys(key[1] for key in cells if key[0] == model and key[1] != OURS.name):

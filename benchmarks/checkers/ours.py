@@ -60,7 +60,7 @@ def search(engine: str, model: str, n: int) -> Callable[[], Found]:
     import_module(f"statecore.{engine}")  # that importing takes time and memory is no part of the search
 
     def run() -> Found:
-        report = check(given, engine=engine, max_states=MOST_STATES, **params)
+        report = check(given, engine=engine, symmetry=False, max_states=MOST_STATES, **params)
         steps = None if report.violation is None else len(report.trace)
         if report.found.limit or (steps is not None) is not (model == "planted"):
             raise RuntimeError(report.story())
