@@ -301,6 +301,34 @@ async def test_the_result_that_stands_is_the_one_that_is_used(autojump_clock: Mo
 
 
 @pytest.mark.trio
+async def test_a_checkpoint_never_holds_a_result_that_does_not_stand(autojump_clock: MockClock) -> None:
+    """While the store is asked, the ledger has no result: what came last may not be what stands. Covers: I11, I68."""
+
+    @define(eq=False)
+    class SlowKeeper(Keeper):
+        async def save_result(self, result: Result) -> Result:
+            await trio.sleep(30)
+            return await super().save_result(result)
+
+    async with a_world() as world:
+        trainer = SlowKeeper(world.disk)
+        (dispatch,) = dispatches({"p1": 1})
+        body = {"reward": 77}
+        receipt = Receipt(rollout_id="p1", attempt=0, epoch=1, result_identity="8" * 32, result_sha256=digest(body))
+        trainer.kept["p1"] = Result("p1", 0, body, receipt, dispatch)
+        async with world.coordinator(trainer) as job, trio.open_nursery() as nursery:
+            recovered = await job.recover()
+            nursery.start_soon(job.run_batch, recovered.runnable([dispatch]))
+            await trio.sleep(10)
+            rows = []
+            for _ in range(2):
+                assert (await job.checkpoint(10)).published
+                rows += world.store().read(world.store().published()[-1]).ledger
+                await trio.sleep(30)
+        assert [(row.status, row.body) for row in rows] == [("live", None), ("saved", body)]
+
+
+@pytest.mark.trio
 async def test_a_save_result_that_fails_leaves_the_copy_at_its_server(autojump_clock: MockClock) -> None:
     """Not saved, so not acknowledged; the result is delivered and the next checkpoint saves it. Covers: I66."""
     async with a_world() as world:

@@ -10,7 +10,7 @@ Every change goes through the tables `ATTEMPT` and `LEDGER_ENTRY`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 
 import attrs
@@ -40,6 +40,7 @@ from .shared_map import SharedMap
 from .trainer import Dispatch, Result
 
 Effects = tuple[Any, ...]
+ROLLOUTS_TOLD: Final = 5
 _STANDING: Final = frozenset({AttemptState.PARKED, AttemptState.COMMITTED})
 
 
@@ -255,6 +256,14 @@ class Ledger:
         """The rollouts whose result only the trainer keeps, since a durable checkpoint of it contains them (I87)."""
         return frozenset(name for name, each in self.rollouts.items() if each.has_result and each.body is None)
 
+    def contradiction(self, consumed: Set[str]) -> str:
+        """Why this reading and what the trainer's state contains cannot be one checkpoint, or "" (S52, S53)."""
+        if strangers := consumed - self.finished:
+            return f"the trainer has consumed {_told(strangers)}, of which no result came"
+        if forgotten := self.given_away - consumed:
+            return f"the trainer's state lacks {_told(forgotten)}, whose results nobody else keeps"
+        return ""
+
     # --- inside
 
     def _put(self, rollout: Rollout) -> Ledger:
@@ -262,6 +271,10 @@ class Ledger:
 
     def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
         return Ledger(self.rollouts.changed({each: change(self.rollouts[each]) for each in rollout_ids}))
+
+
+def _told(rollout_ids: Set[str]) -> str:
+    return ", ".join(sorted(rollout_ids)[:ROLLOUTS_TOLD])
 
 
 def _released(rollout: Rollout) -> Rollout:

@@ -34,7 +34,6 @@ COMMITTED: Final = "committed"
 PREPARED: Final = "prepared"
 PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
-STRANGERS_TOLD: Final = 5
 CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
 
@@ -181,14 +180,8 @@ class Phases:
         draft = self.draft
         self.reading = self.life.ledger
         self.consumed = frozenset(await self._hook("consumed", self.life.trainer.consumed))
-        strangers = sorted(self.consumed - self.reading.finished)
-        if strangers:
-            told = ", ".join(strangers[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer has consumed {told}, of which no result came", broken=True)
-        forgotten = sorted(self.reading.given_away - self.consumed)
-        if forgotten:
-            told = ", ".join(forgotten[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
+        if contradiction := self.reading.contradiction(self.consumed):
+            raise StageFailed(contradiction, broken=True)
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
         self.settled = self.cut.dispositions(self.reading)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
