@@ -150,7 +150,8 @@ class CheckpointWorld(FleetWorld):
         """A server whose readiness has regressed refuses."""
         if not self._server(name).is_quiet:
             return False
-        return self._send(name, request)
+        self._send(name, request)
+        return True
 
     def _renew_call(self, name: str) -> object:
         if not (self._is(_T.SAVING) or self._is(_T.VALIDATING)) or self.renamed:
@@ -162,16 +163,19 @@ class CheckpointWorld(FleetWorld):
             return False
         return self._call(ResumeRequested, name)
 
-    def _handle(self, name: str, request: Any) -> object:
-        return self._send(name, request)
+    def _handle(self, name: str, request: Any) -> None:
+        self._send(name, request)
 
     def _refusal_fails(self, name: str, answer: object) -> object:
         """The answer proper comes with readiness, or when the part is written; a refusal is not asked about again."""
-        return self._give_up() if isinstance(answer, Refused) or answer is False else None
+        if isinstance(answer, Refused) or answer is False:
+            self._give_up()
+        return None
 
     def _proved(self, name: str, answer: object) -> object:
         if isinstance(answer, Refused):
-            return self._give_up()
+            self._give_up()
+            return None
         before = self.tx
         self._decide(ProofGiven(name, self._incarnation(name)))
         return before != self.tx
@@ -195,7 +199,7 @@ class CheckpointWorld(FleetWorld):
             return False
         control = where.control.data
         if self._is(_T.PREPARING) and control.prepared is not None:
-            self._note_retained(name)
+            self._note_report(name)
         elif not self._is(_T.COMMITTING) or control.committed is None:
             return False
         self.heard |= {name}
@@ -240,8 +244,9 @@ class CheckpointWorld(FleetWorld):
             return False
         self.TRANSACTION.step(self.tx, DirectoryPublished())  # refused without every proof: nothing is renamed
         if not all(self._validates(draft) for draft in (self.a_draft, self.b_draft) if draft is not None):
-            return self._give_up()
-        self.renamed = True
+            self._give_up()
+        else:
+            self.renamed = True
         return None
 
     @action
@@ -266,7 +271,8 @@ class CheckpointWorld(FleetWorld):
         """A deadline, a lost server: the checkpoint is aborted, the one before stays in force."""
         if self.coordinator != "running" or self.renamed or self.tx.state not in ABORTABLE:
             return False
-        return self._give_up()
+        self._give_up()
+        return None
 
     @action(fault=True, over=NAMES)
     def never_resumed(self, name: str) -> object:
@@ -309,10 +315,7 @@ class CheckpointWorld(FleetWorld):
             self.renamed = False
         elif self.renamed and self.synced != frozenset(NAMES):
             for each in ids(self):
-                turn, revision = self._records(each)
-                kept = (turn if "agent" in self.synced else None, revision if "tools" in self.synced else None)
-                draft = getattr(self, f"{each}_draft")
-                setattr(self, f"{each}_draft", evolve(draft, turn=kept[0], revision=kept[1]))
+                setattr(self, f"{each}_draft", evolve(getattr(self, f"{each}_draft"), whole=False))
         self.wipe("coordinator")
         return self._ends()
 
@@ -423,7 +426,7 @@ class CheckpointWorld(FleetWorld):
         """The process that this life's coordinator knows by that name."""
         return f"{name}-{self.life}"
 
-    def _note_retained(self, name: str) -> None:
+    def _note_report(self, name: str) -> None:
         """A prepare's report says which results the server retains."""
         for each in ids(self) if name == "agent" else ():
             if self._loop(each).attempt.state is AttemptState.COMPLETED:
@@ -491,7 +494,7 @@ class CheckpointWorld(FleetWorld):
         self.a_records, self.b_records = (None, None), (None, None)
         self.written, self.synced = frozenset(), frozenset()
         for name in ids(self):
-            self._note(name, evolve(self._known(name), in_scope=False, retained=False))
+            self._note(name, evolve(self._known(name), in_scope=False, retained=False, restart=False))
 
     # --- what must be true
 
@@ -577,3 +580,45 @@ class CheckpointWorld(FleetWorld):
     @sometimes
     def a_server_was_lost(self) -> bool:
         return self.coordinator == "running" and self.agent.incarnation != self._incarnation("agent")
+
+
+class OverOneMoreServer(CheckpointWorld):
+    """Every turn uses a third server as well, which cannot export its state: after a restart the rollout starts over.
+
+    Nothing waits for that server (section 2, *restart*). The agent's record is written all the same, as an agent writes
+    it that does not know of scopes.
+    """
+
+    third: bool = volatile(False, of="third")  # it has state of rollout a
+
+    def _apply(self, name: str, operation: int) -> None:
+        CheckpointWorld._apply(self, name, operation)
+        self.third = self.third or operation == 1
+
+    def _note_report(self, name: str) -> None:
+        CheckpointWorld._note_report(self, name)
+        if name == "agent" and self.a.turn > 0:
+            self._note("a", evolve(self.a_known, restart=True))
+
+    @action
+    def recover(self) -> object:
+        if CheckpointWorld.recover.function(self) is False:
+            return False
+        self.wipe("third")
+        return None
+
+    @always(covers="I35")
+    def a_conversation_has_all_the_state_that_it_is_about(self) -> bool:
+        return self.third or self.a.turn == 0 or self.a.attempt.state is AttemptState.RESTORED
+
+    published_a_continuation: Any = None  # there is none, and
+    goes_on_where_it_stood: Any = None
+
+    @sometimes
+    def published_with_a_record_that_is_not_continued(self) -> bool:
+        kept = self.a_disk
+        return kept is not None and kept.disposition is Disposition.FRESH and kept.turn == kept.revision is not None
+
+    @sometimes
+    def starts_over(self) -> bool:
+        return self.life > 1 and self.a_disk is not None and self.a.turn > 0

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve, frozen
 
 from participants.coordination.cut import Cut
 from participants.coordination.ledger import Ledger, Rollout
-from participants.coordination.recovery import Found, Verdict, plan_restore
+from participants.coordination.recovery import CheckpointRejected, Found, Verdict, plan_restore
 from participants.coordination.trainer import Dispatch
 from participants.files.checkpoint import check_ledger, check_registry
 from participants.files.files import InvalidCheckpointState
@@ -44,7 +45,8 @@ RECEIPT = Receipt(rollout_id="rollout", attempt=0, epoch=1, result_identity="0" 
 @frozen(cache_hash=True)
 class Known:
     """What the coordinator knows of a rollout: that its `/run` is out, that it continues a checkpoint's record, that
-    its result is there; and of the checkpoint under way, whether it is cut, and whether a server retains its result.
+    its result is there; and of the checkpoint under way, whether it is cut, whether a server retains its result, and
+    whether one cannot export it.
     """
 
     sent: bool = False
@@ -52,6 +54,7 @@ class Known:
     received: bool = False
     in_scope: bool = False
     retained: bool = False
+    restart: bool = False
 
     @property
     def rollout(self) -> Rollout:
@@ -75,17 +78,22 @@ class Known:
         return Cut(
             scope=frozenset({EPISODE}) if self.in_scope else frozenset(),
             retained={EPISODE} if self.retained else set(),
+            restarts={EPISODE: "another"} if self.restart else {},
         )
 
 
 @frozen(cache_hash=True)
 class Kept:
-    """What a checkpoint holds of a rollout: its row, the positions of its records (None: no record), its result."""
+    """What a checkpoint holds of a rollout: its row, the positions of its records (None: no record), its result.
+
+    `whole`: every file that the checkpoint names is there.
+    """
 
     disposition: Disposition
     turn: int | None
     revision: int | None
     saved: bool
+    whole: bool = True
 
 
 @cache
@@ -108,7 +116,7 @@ def parts(turn: int | None, revision: int | None) -> tuple[Part, ...]:
             last_model_call_id=None, lineage_head=None, parts=(reference,), items=[], usage={}, cookies={},
             steps_used=turn, elapsed_s=0.0, state=None,
         )  # fmt: skip
-        record = {
+        record: dict[str, Any] = {
             "episode_id": episode_id, "session_key": "key", "boundary": boundary.to_json(), "episode": {},
             "session": None,
         }  # fmt: skip
@@ -119,7 +127,7 @@ def parts(turn: int | None, revision: int | None) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _part(kind: str, record: dict[str, object]) -> Part:
+def _part(kind: str, record: dict[str, Any]) -> Part:
     instance = "agent" if kind == "agent" else "tools"
     manifest = Manifest(
         kind=kind, instance=instance, checkpoint_id="ck-000001-000001", records_file="records.jsonl",
@@ -145,14 +153,14 @@ def settled(known: Known, turn: int | None, revision: int | None) -> Disposition
 
 @cache
 def is_valid(kept: Kept) -> bool:
-    """Whether the directory validates when it is read back (section 6, step 10)."""
+    """Whether the directory validates when it is read (section 6, step 10, and section 7)."""
     owners = [EPISODE] if kept.turn is not None else []
     try:
         check_registry(Path("registry"), [_registry_row(kept)], owners)
         check_ledger(Path("ledger"), [_ledger_row(kept)], [_registry_row(kept)])
     except InvalidCheckpointState:
         return False
-    return True
+    return kept.whole
 
 
 @cache
@@ -161,6 +169,8 @@ def restarted(kept: Kept) -> Verdict:
 
     The trainer rolls back with the checkpoint, and its state holds what the ledger has as saved.
     """
+    if not is_valid(kept):
+        raise CheckpointRejected(["it is damaged"])
     found = Found(
         registry=(_registry_row(kept),),
         ledger=(_ledger_row(kept),),

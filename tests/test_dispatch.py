@@ -16,7 +16,7 @@ from participants.coordination.coordinator import Published
 from participants.coordination.dispatch import Answer, Came, read_run_reply
 from participants.coordination.trainer import Result, SavesResults
 from participants.identity import EpisodeId
-from participants.records.records import Receipt
+from participants.records.records import LedgerRow, Receipt
 from participants.serving.testing import Fault, once
 from statecore.wire import digest
 from tests.coordinator_world import SmallTrainer, a_world, dispatches, is_call, refuse, running
@@ -320,7 +320,7 @@ async def test_a_checkpoint_never_holds_a_result_that_does_not_stand(autojump_cl
             recovered = await job.recover()
             nursery.start_soon(job.run_batch, recovered.runnable([dispatch]))
             await trio.sleep(10)
-            rows = []
+            rows: list[LedgerRow] = []
             for _ in range(2):
                 assert (await job.checkpoint(10)).published
                 rows += world.store().read(world.store().published()[-1]).ledger
