@@ -17,6 +17,7 @@ from attrs import evolve
 
 from models.fleet import NAMES, FleetWorld, ids
 from models.server import DEADLINE_TS, knock, server
+from models.twins import without_faults
 from models.written import Kept, Known, in_scope, is_valid, restarted, settled
 from participants.coordination.recovery import CheckpointRejected
 from participants.machines.attempt import AttemptState, Dispatched, Restored
@@ -128,7 +129,7 @@ class CheckpointWorld(FleetWorld):
     @action
     def begin(self) -> object:
         """A checkpoint begins: dispatch is frozen."""
-        if self.coordinator != "running" or self.begun == self.checkpoints:
+        if self.coordinator != "running" or self.begun == self.checkpoints or self.renamed:
             return False
         self.begun += 1
         self._decide(CheckpointRequested(own_id("ck", self.life, self.begun)))
@@ -256,6 +257,16 @@ class CheckpointWorld(FleetWorld):
             return False
         self._decide(DirectoryPublished())
         self._published()
+        return None
+
+    @action(fault=True)
+    def sync_root_fails(self) -> object:
+        """It is in doubt whether the name is durable: the checkpoint fails, nothing is acknowledged, and yet it is
+        there, if no power failure takes it away.
+        """
+        if not self.renamed or not self._is(_T.VALIDATING) or not self._spend():
+            return False
+        self._decide(Failed())
         return None
 
     @action
@@ -554,16 +565,23 @@ class CheckpointWorld(FleetWorld):
 
     @sometimes
     def published_a_continuation(self) -> bool:
-        return self.a_disk is not None and self.a_disk.disposition is Disposition.CONTINUE
+        return Disposition.CONTINUE in self._dispositions()
 
     @sometimes
     def published_a_completion(self) -> bool:
-        return self.a_disk is not None and self.a_disk.disposition is Disposition.COMPLETED
+        return Disposition.COMPLETED in self._dispositions()
 
     @sometimes(covers="S2")
     def published_without_a_result_that_is_retained(self) -> bool:
-        finished = self.a.attempt.state is AttemptState.COMPLETED and not self.a_known.received
-        return finished and self.a_disk is not None and self.a_disk.disposition is Disposition.FRESH
+        return any(
+            self._loop(name).attempt.state is AttemptState.COMPLETED and not self._known(name).received
+            for name, kept in zip(ids(self), self._dispositions(), strict=True)
+            if kept is Disposition.FRESH
+        )
+
+    def _dispositions(self) -> list[Disposition | None]:
+        """What the newest checkpoint says of each rollout."""
+        return [None if kept is None else kept.disposition for kept in map(self._disk, ids(self))]
 
     @sometimes
     def aborted(self) -> bool:
@@ -575,11 +593,34 @@ class CheckpointWorld(FleetWorld):
 
     @sometimes
     def goes_on_where_it_stood(self) -> bool:
-        return self.life > 1 and self.a.attempt.state is AttemptState.RUNNING and self.a.turn > 0 and self.begun == 0
+        return self.life > 1 and self.begun == 0 and any(
+            loop.attempt.state is AttemptState.RUNNING and loop.turn > 0 for loop in map(self._loop, ids(self))
+        )
+
+    @sometimes(covers="S34")
+    def goes_on_though_a_checkpoint_is_in_doubt(self) -> bool:
+        return self.renamed and self._is(_T.IDLE)
 
     @sometimes
     def a_server_was_lost(self) -> bool:
         return self.coordinator == "running" and self.agent.incarnation != self._incarnation("agent")
+
+
+@without_faults("coordinator_dies", "power_fails", "server_dies")
+class TwoRollouts(CheckpointWorld):
+    """Two rollouts share the servers. Every call arrives once and is answered: wrong goes what dies, and leases end.
+
+    With calls that go wrong as well there are some ten million states and more.
+    """
+
+    rollouts = param(2)
+    faults = param(0)
+
+    goes_on_though_a_checkpoint_is_in_doubt: Any = None
+
+    @sometimes
+    def one_continues_and_one_is_completed(self) -> bool:
+        return {*self._dispositions()} == {Disposition.CONTINUE, Disposition.COMPLETED}
 
 
 class OverOneMoreServer(CheckpointWorld):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from models import checkpoint_twins, handoff_twins, rules
-from models.checkpoint import CheckpointWorld
-from models.twins import without_rule
+from models.checkpoint import CheckpointWorld, TwoRollouts
+from models.twins import without_faults, without_rule
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
 from statecore import stay
 from statecore.report import check
@@ -132,3 +132,13 @@ def test_a_twin_changes_only_cells_that_exist() -> None:
     }
     with pytest.raises(KeyError, match=r"no cell \(running, Received\)"):
         without_rule(HANDOFF, {(Handoff.RUNNING, Received): stay()})
+
+
+def test_less_goes_wrong_in_a_world_without_faults() -> None:
+    """Only the faults that are named are left, and all that is no fault; a name that is no fault is an error."""
+    left = {name for name, each in TwoRollouts.actions_.items() if each.fault}
+    assert left == {"coordinator_dies", "power_fails", "server_dies"}
+    steps = {name for name, each in CheckpointWorld.actions_.items() if not each.fault}
+    assert {name for name, each in TwoRollouts.actions_.items() if not each.fault} == steps
+    with pytest.raises(ValueError, match="has no fault action begin, nothing"):
+        without_faults("nothing", "begin", "power_fails")(CheckpointWorld)
