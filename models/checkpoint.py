@@ -11,6 +11,8 @@ docs/reference/protocol.md sections 4 to 8 and 11; the servers and the rollouts 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from attrs import evolve
@@ -18,7 +20,7 @@ from attrs import evolve
 from models.fleet import NAMES, FleetWorld, ids
 from models.server import DEADLINE_TS, knock, server
 from models.twins import without_faults
-from models.written import Kept, Known, in_scope, is_valid, restarted, settled
+from models.written import Kept, Known, in_scope, is_valid, known_again, read_back, restarted, settled
 from participants.coordination.recovery import CheckpointRejected
 from participants.machines.attempt import AttemptState, Dispatched, Restored
 from participants.machines.control import (
@@ -86,9 +88,12 @@ class CheckpointWorld(FleetWorld):
 
     def _run_call(self, name: str) -> object:
         known = self._known(name)
-        if self.coordinator != "running" or self.tx.state is not _T.IDLE or known.received:
+        if self.coordinator != "running" or known.received or known.lost:
             return False
-        self._note(name, evolve(known, sent=True))
+        if not known.sent:
+            if self.tx.state is not _T.IDLE:
+                return False  # dispatch is frozen; what is out already is asked again if its connection breaks
+            self._note(name, self._registered(known.dispatched))
         return self.life
 
     def _run_handle(self, name: str, life: int) -> object:
@@ -104,9 +109,9 @@ class CheckpointWorld(FleetWorld):
     def _run_reply(self, name: str, answer: object) -> object:
         known = self._known(name)
         if isinstance(answer, Refused):  # turned away: it never started, and goes again under the same number
-            self._note(name, evolve(known, sent=False))
+            self._note(name, self._registered(known.turned_away))
         elif answer == "result":
-            self._note(name, evolve(known, received=True))
+            self._note(name, self._registered(known.with_result))
         return None
 
     run = rpc(
@@ -117,11 +122,21 @@ class CheckpointWorld(FleetWorld):
     def receive_result(self, name: str) -> object:
         """The answer of `/run` comes, whenever it likes."""
         known = self._known(name)
-        if self.coordinator != "running" or not known.sent or known.received:
+        if self.coordinator != "running" or not known.sent or known.received or known.lost:
             return False
         if self._loop(name).attempt.state is not AttemptState.COMPLETED:
             return False
-        self._note(name, evolve(known, received=True))
+        self._note(name, self._registered(known.with_result))
+        return None
+
+    @action(fault=True, over=ids)
+    def run_given_up(self, name: str) -> object:
+        """Nobody has answered for long: it is taken for lost, and has no result in this life (I97)."""
+        known = self._known(name)
+        if self.coordinator != "running" or not known.sent or known.received or known.lost or not self.crashes_left:
+            return False
+        self.crashes_left -= 1
+        self._note(name, self._registered(known.given_up))
         return None
 
     # --- the coordinator's side
@@ -223,6 +238,8 @@ class CheckpointWorld(FleetWorld):
             return False
         self._decide(AllCommitted(frozenset((name, self._incarnation(name)) for name in NAMES)))
         self._decide(AllSettled())
+        for name in ids(self):
+            self._note(name, self._registered(partial(read_back, self._known(name), *self._records(name))))
         return None
 
     @action
@@ -233,7 +250,8 @@ class CheckpointWorld(FleetWorld):
         for name in ids(self):
             known = self._known(name)
             turn, revision = self._records(name)
-            setattr(self, f"{name}_draft", Kept(self._row(name, known), turn, revision, saved=known.received))
+            kept = Kept(known.rollout.attempt, self._row(name, known), turn, revision, saved=known.received)
+            setattr(self, f"{name}_draft", kept)
         self.moment = all(self._stands(name) for name in NAMES)
         self._decide(HalfSaved())
         return None
@@ -298,6 +316,8 @@ class CheckpointWorld(FleetWorld):
         if not self._ending() or self.heard != frozenset(NAMES):
             return False
         self._decide(ServersResumed() if self._is(_T.RESUMING) else Aborted())
+        for name in ids(self):
+            self._note(name, self._registered(self._known(name).released))
         return None
 
     # --- what dies, and what comes after
@@ -345,9 +365,9 @@ class CheckpointWorld(FleetWorld):
 
     @action
     def restart(self) -> object:
-        """A server was lost: the job is started again as a whole (section 7)."""
-        lost = any(self._server(name).incarnation != self._incarnation(name) for name in NAMES)
-        if self.coordinator != "running" or not lost:
+        """A server was lost, or a rollout: the job is started again as a whole (section 7)."""
+        gone = any(self._server(name).incarnation != self._incarnation(name) for name in NAMES)
+        if self.coordinator != "running" or not (gone or any(self._known(name).lost for name in ids(self))):
             return False
         self.wipe("coordinator")
         return self._ends()
@@ -455,14 +475,15 @@ class CheckpointWorld(FleetWorld):
         return restarted(kept).disposition is Disposition.CONTINUE
 
     def _known_again(self, kept: Kept | None) -> Known:
-        """What a new coordinator knows of a rollout."""
-        if kept is None:
-            return Known()
-        verdict = restarted(kept)
-        return Known(
-            received=verdict.disposition is Disposition.COMPLETED,
-            restored=verdict.disposition is Disposition.CONTINUE,
-        )  # fmt: skip
+        """What a new coordinator knows of a rollout; the trainer hands out again what no checkpoint knows."""
+        return Known() if kept is None else known_again(kept)
+
+    def _registered(self, change: Callable[[], Known]) -> Known:
+        """What is known now. The ledger takes whatever can happen: a refusal would be the end of a run."""
+        try:
+            return change()
+        except Refused:
+            self.fail("I11")
 
     def _call(self, kind: Any, name: str, checkpoint_id: str | None = None, **fields: Any) -> Any:
         return kind(
@@ -536,6 +557,15 @@ class CheckpointWorld(FleetWorld):
         return all(
             not self._known(name).received or self._loop(name).attempt.state is not AttemptState.RUNNING
             for name in ids(self)
+        )
+
+    @always(covers=("I3", "I54"))
+    def every_life_has_an_attempt_of_its_own(self) -> bool:
+        """N restored is N+1, and so is what starts over; what has a result keeps its number."""
+        return all(
+            known.received or kept is None or known.rollout.attempt == kept.attempt + 1
+            for known, kept in ((self._known(name), self._disk(name)) for name in ids(self))
+            if self.coordinator == "recovering"
         )
 
     @always(covers=("I42", "I44", "I52"))
