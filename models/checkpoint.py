@@ -133,7 +133,7 @@ class CheckpointWorld(FleetWorld):
     def run_given_up(self, name: str) -> object:
         """Nobody has answered for long: it is taken for lost, and has no result in this life (I97)."""
         known = self._known(name)
-        if self.coordinator != "running" or not known.sent or known.received or known.lost or not self.crashes_left:
+        if not self.crashes_left or self.coordinator != "running" or not known.sent or known.received or known.lost:
             return False
         self.crashes_left -= 1
         self._note(name, self._registered(known.given_up))
@@ -259,7 +259,7 @@ class CheckpointWorld(FleetWorld):
     @action
     def rename(self) -> object:
         """Validated and proved, the directory gets its final name: the real commit (step 10)."""
-        if self.coordinator != "running" or self.renamed or self.a_draft is None:
+        if self.renamed or self.a_draft is None or not self._is(_T.VALIDATING):
             return False
         self.TRANSACTION.step(self.tx, DirectoryPublished())  # refused without every proof: nothing is renamed
         if not all(self._validates(draft) for draft in (self.a_draft, self.b_draft) if draft is not None):
@@ -271,7 +271,7 @@ class CheckpointWorld(FleetWorld):
     @action
     def sync_root(self) -> object:
         """The name is durable. From now on there is something to acknowledge."""
-        if not self.renamed or self.coordinator != "running":
+        if not self.renamed:
             return False
         self._decide(DirectoryPublished())
         self._published()
@@ -282,7 +282,7 @@ class CheckpointWorld(FleetWorld):
         """It is in doubt whether the name is durable: the checkpoint fails, nothing is acknowledged, and yet it is
         there, if no power failure takes it away.
         """
-        if not self.renamed or not self._is(_T.VALIDATING) or not self._spend():
+        if not self._spend() or not self.renamed or not self._is(_T.VALIDATING):
             return False
         self._decide(Failed())
         return None
@@ -298,7 +298,7 @@ class CheckpointWorld(FleetWorld):
     @action
     def give_up(self) -> object:
         """A deadline, a lost server: the checkpoint is aborted, the one before stays in force."""
-        if self.coordinator != "running" or self.renamed or self.tx.state not in ABORTABLE:
+        if self.tx.state not in ABORTABLE or self.renamed:
             return False
         self._give_up()
         return None
@@ -306,7 +306,7 @@ class CheckpointWorld(FleetWorld):
     @action(fault=True, over=NAMES)
     def never_resumed(self, name: str) -> object:
         """It is not reached; it reopens by its lease."""
-        if not self._ending() or name in self.heard or not self._spend():
+        if not self._spend() or not self._ending() or name in self.heard:
             return False
         self.heard |= {name}
         return None
@@ -434,7 +434,8 @@ class CheckpointWorld(FleetWorld):
     # --- helpers
 
     def _is(self, state: TransactionState) -> bool:
-        return self.coordinator == "running" and self.tx.state is state
+        """Whether the checkpoint under way is in this state; with the coordinator there is none."""
+        return self.tx.state is state
 
     def _ending(self) -> bool:
         return self._is(_T.RESUMING) or self._is(_T.ABORTING)

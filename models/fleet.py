@@ -95,10 +95,12 @@ class FleetWorld(World):
     @action(fault=True, over=ids, by="agent")
     def call_tool_delayed(self, name: str) -> object:
         """The call does not arrive now; it is sent again, and the first sending may come later."""
+        if not self._spend():
+            return False
         loop = self._loop(name)
         if loop.attempt.state is not AttemptState.RUNNING or loop.turn == self.turns or loop.call:
             return False
-        if (loop.turn > 0 and not self.agent.is_open) or not self._spend():
+        if loop.turn > 0 and not self.agent.is_open:
             return False
         self.late = Late("call", (name,), (self.life, loop.turn + 1))
         self._set(name, evolve(loop, call="away"))
@@ -130,8 +132,10 @@ class FleetWorld(World):
     @action(fault=True, over=ids, by="tools")
     def end_tool_call_answer_lost(self, name: str) -> object:
         """It is applied, and the agent does not hear of it: it sends the call again."""
+        if not self._spend():
+            return False
         loop = self._loop(name)
-        if loop.call != "there" or not self._spend():
+        if loop.call != "there":
             return False
         self.tools = knock(self.tools, Ended(), self.GATE)
         self._apply(name, loop.turn + 1)
