@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models import checkpoint_twins, handoff_twins, rules
+from models import checkpoint_twins, handing_out_twins, handoff_twins, rules
 from models.checkpoint import CheckpointWorld, TwoRollouts
 from models.twins import without_faults, without_rule
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
@@ -70,7 +70,7 @@ def test_a_twin_fails_as_pinned(entry: dict[str, Any]) -> None:
 def test_every_twin_is_pinned() -> None:
     """No twin is written and then forgotten: each is in the manifest, once."""
     pinned = [entry["world"] for entry in MANIFEST["twin"]]
-    for module in (checkpoint_twins, handoff_twins):
+    for module in (checkpoint_twins, handing_out_twins, handoff_twins):
         for twin in module.TWINS:
             assert pinned.count(f"{module.__name__}:{twin.__name__}") == 1
     assert len(set(pinned)) == len(pinned)

@@ -290,6 +290,17 @@ def _written(rollout: Rollout) -> Rollout:
     return rollout.after(Parked(), PartWritten())
 
 
+def rows_of(
+    reading: Ledger, now: Ledger, settled: Mapping[str, tuple[Disposition, str]]
+) -> tuple[tuple[RegistryRow, ...], tuple[LedgerRow, ...]]:
+    """Registry and ledger of a checkpoint: what was read, and whoever was registered since then, as queued (S40).
+
+    The framework's data cursor may have been saved after the reading; so nobody behind it is missing.
+    """
+    late = Ledger({name: each for name, each in now.rollouts.items() if name not in reading})
+    return reading.registry_rows(settled) + late.registry_rows({}), reading.ledger_rows() + late.ledger_rows()
+
+
 def recovered(registry: Iterable[RegistryRow], ledger: Iterable[LedgerRow], verdicts: Iterable[Verdict]) -> Ledger:
     """The ledger after a restart: completed rollouts with their results, the others under their next attempt."""
     results = {row.rollout_id: row for row in ledger if row.receipt is not None}

@@ -24,7 +24,7 @@ from ..net.client import Reply
 from ..records.manifests import CheckpointId
 from .cut import Cut, read_blockers
 from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
-from .ledger import Ledger
+from .ledger import Ledger, rows_of
 from .life import Life, log
 from .outcomes import Blocker, Phase
 from .recovery import Settled
@@ -250,12 +250,8 @@ class Phases:
             )
             for member in self.life.deployment.members
         )
-        late = Ledger({name: each for name, each in ledger.rollouts.items() if name not in self.reading})
-        rows = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
-        draft.write_coordinator(
-            self.reading.registry_rows(rows) + late.registry_rows({}),
-            self.reading.ledger_rows() + late.ledger_rows(),
-        )
+        settled = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
+        draft.write_coordinator(*rows_of(self.reading, ledger, settled))
         draft.seal_framework()
         draft.finish(self.policy_version)
 
