@@ -536,6 +536,11 @@ class CheckpointWorld(FleetWorld):
         kept = [self._disk(name) for name in ids(self)]
         return not any(each and each.saved and each.disposition is Disposition.CONTINUE for each in kept)
 
+    @always(covers=("I41", "I65"))
+    def what_is_captured_validates(self) -> bool:
+        """Validation finds damage and nothing else: no checkpoint is given up for what its own coordinator wrote."""
+        return all(self._validates(each) for each in (self.a_draft, self.b_draft) if each is not None)
+
     @always(covers="I35")
     def a_continuation_is_of_one_piece(self) -> bool:
         return all(
