@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from models import checkpoint_twins, handing_out_twins, handoff_twins, rules
+from models import (
+    checkpoint_twins,
+    handing_out_twins,
+    handoff_twins,
+    judge_twins,
+    model_hold_twins,
+    resources_session_twins,
+    restore_twins,
+    rules,
+    units_twins,
+)
 from models.checkpoint import CheckpointWorld, TwoRollouts
 from models.twins import without_faults, without_rule
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
@@ -47,7 +57,8 @@ def entries(kind: str) -> list[Any]:
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
 
-    Covers: I11, I13, I14, I16, I17, I20, I21, I24, I35, I57, I65, I66, I67, I68, I69, I87, I88
+    Covers: I6, I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I36, I51, I57, I59, I62, I65, I66, I67,
+    I68, I69, I73, I74, I81, I86, I87, I88, I97, I99
     """
     report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), **entry["params"])
     found = {
@@ -70,7 +81,16 @@ def test_a_twin_fails_as_pinned(entry: dict[str, Any]) -> None:
 def test_every_twin_is_pinned() -> None:
     """No twin is written and then forgotten: each is in the manifest, once."""
     pinned = [entry["world"] for entry in MANIFEST["twin"]]
-    for module in (checkpoint_twins, handing_out_twins, handoff_twins):
+    for module in (
+        checkpoint_twins,
+        handing_out_twins,
+        handoff_twins,
+        judge_twins,
+        model_hold_twins,
+        resources_session_twins,
+        restore_twins,
+        units_twins,
+    ):
         for twin in module.TWINS:
             assert pinned.count(f"{module.__name__}:{twin.__name__}") == 1
     assert len(set(pinned)) == len(pinned)

@@ -84,6 +84,16 @@ def read_run_reply(
     return Answer(came=Came.RESULT, body=body, receipt=receipt)
 
 
+def other_process(target: str, given_to: str, shown: str | None) -> str:
+    """Why a reply is not of the process that the execution was given to, or "" (I97). Pure.
+
+    `shown` is the incarnation that the reply names; a peer of another make has none.
+    """
+    if shown is None or given_to in ("", shown):
+        return ""
+    return f"participant lost: {target} is another process now ({shown}, not {given_to})"
+
+
 class Dispatcher:
     """Runs the rollouts of one life."""
 
@@ -223,12 +233,9 @@ class Dispatcher:
         return read_run_reply(episode, reply.status_code, reply.headers, content, own)
 
     def _other_process(self, target: str, headers: httpx.Headers) -> str:
-        """Why this reply is not of the process that the execution was given to, or "" (I97)."""
         shown = headers.get(INCARNATION_HEADER)
-        for member in self._life.deployment.members:
-            if member.name == target and shown is not None and member.incarnation not in ("", shown):
-                return f"participant lost: {target} is another process now ({shown}, not {member.incarnation})"
-        return ""
+        members = (member for member in self._life.deployment.members if member.name == target)
+        return next((other_process(target, member.incarnation, shown) for member in members), "")
 
     # --- results
 

@@ -38,6 +38,7 @@ from ..records.records import Disposition, Json, LedgerRow, LedgerStatus, Receip
 from .recovery import Verdict
 from .shared_map import SharedMap
 from .trainer import Dispatch, Result
+from .units import Sharing, unit_of
 
 Effects = tuple[Any, ...]
 ROLLOUTS_TOLD: Final = 5
@@ -177,7 +178,13 @@ class Ledger:
         standing = [name for name, each in self.rollouts.items() if each.execution.state in _STANDING]
         return self._with(standing, _released)
 
-    def registry_rows(self, settled: Mapping[str, tuple[Disposition, str]]) -> tuple[RegistryRow, ...]:
+    def units(self, sharing: Sharing) -> dict[str, str | None]:
+        """The unit of each rollout in a deployment that shares that much; None where it is alone."""
+        return {rollout_id: unit_of(each.dispatch.group, sharing) for rollout_id, each in self.rollouts.items()}
+
+    def registry_rows(
+        self, settled: Mapping[str, tuple[Disposition, str]], sharing: Sharing = Sharing.PRIVATE
+    ) -> tuple[RegistryRow, ...]:
         """One row per rollout (section 6.6); `settled` has disposition and reason, who is missing there is *queued*."""
         return tuple(
             RegistryRow(
@@ -188,6 +195,7 @@ class Ledger:
                 task_digest=each.digest,
                 data_position=each.dispatch.data_position,
                 target=each.dispatch.target,
+                unit=unit_of(each.dispatch.group, sharing),
                 disposition=disposition,
                 reason=reason,
             )
@@ -291,14 +299,18 @@ def _written(rollout: Rollout) -> Rollout:
 
 
 def rows_of(
-    reading: Ledger, now: Ledger, settled: Mapping[str, tuple[Disposition, str]]
+    reading: Ledger,
+    now: Ledger,
+    settled: Mapping[str, tuple[Disposition, str]],
+    sharing: Sharing = Sharing.PRIVATE,
 ) -> tuple[tuple[RegistryRow, ...], tuple[LedgerRow, ...]]:
     """Registry and ledger of a checkpoint: what was read, and whoever was registered since then, as queued (S40).
 
     The framework's data cursor may have been saved after the reading; so nobody behind it is missing.
     """
     late = Ledger({name: each for name, each in now.rollouts.items() if name not in reading})
-    return reading.registry_rows(settled) + late.registry_rows({}), reading.ledger_rows() + late.ledger_rows()
+    registry = reading.registry_rows(settled, sharing) + late.registry_rows({}, sharing)
+    return registry, reading.ledger_rows() + late.ledger_rows()
 
 
 def recovered(registry: Iterable[RegistryRow], ledger: Iterable[LedgerRow], verdicts: Iterable[Verdict]) -> Ledger:
@@ -319,6 +331,7 @@ def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerR
     held = results[row.rollout_id]
     assert held.receipt is not None
     entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
-    entry, _ = LEDGER_ENTRY.step(entry, Saved())
+    if held.status is LedgerStatus.SAVED:  # what a living coordinator has received only is not saved by a restart (I67)
+        entry, _ = LEDGER_ENTRY.step(entry, Saved())
     completed = rollout.after(Dispatched(), Completed())
     return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)

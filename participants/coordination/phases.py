@@ -183,7 +183,7 @@ class Phases:
         if contradiction := self.reading.contradiction(self.consumed):
             raise StageFailed(contradiction, broken=True)
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
-        self.settled = self.cut.dispositions(self.reading)
+        self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
         directory = await self.life.disk(lambda: draft.framework_dir)
         failed: list[StageFailed] = []
@@ -251,7 +251,7 @@ class Phases:
             for member in self.life.deployment.members
         )
         settled = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
-        draft.write_coordinator(*rows_of(self.reading, ledger, settled))
+        draft.write_coordinator(*rows_of(self.reading, ledger, settled, self.life.deployment.sharing))
         draft.seal_framework()
         draft.finish(self.policy_version)
 

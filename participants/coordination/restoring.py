@@ -2,8 +2,9 @@
 
 Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record (S62); only the newest
 candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
-all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens; if it
-fails anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
+all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens, and
+what a restore does not fence before anything is restored, since from then on a lease may open a server; if it fails
+anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
     """
     restore_id = life.next_id("rs")
     deadline_ts = life.seams.clock.time() + life.settings.restore_timeout_s
+    await _fence(life, plan.retire, restore_id, deadline_ts)  # first: the lease of what is restored may end any time
     failed = ""
     if checkpoint is not None:
         try:
@@ -79,11 +81,7 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
             failed = str(error)
             log.error("%s: restoring %s failed, everything starts fresh: %s", restore_id, checkpoint.directory, failed)
             deadline_ts = max(deadline_ts, life.seams.clock.time() + life.settings.resume_timeout_s)
-    fenced = plan.retire + (tuple(each.successor for each in plan.scope) if failed else ())
-    try:
-        await retire_all(life.deployment, fenced, restore_id, deadline_ts, life.settings.retire_batch)
-    except Failure as failure:
-        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
+            await _fence(life, plan.continuations, restore_id, deadline_ts)
     problems = await life.acknowledge()
     for problem in problems:
         log.warning("%s: not acknowledged yet: %s", restore_id, problem)
@@ -92,6 +90,14 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
     if closed:
         raise CoordinatorError(f"{restore_id}: servers could not be opened: {'; '.join(closed)}")
     return failed
+
+
+async def _fence(life: Life, episodes: Sequence[EpisodeId], restore_id: str, deadline_ts: float) -> None:
+    """These attempts and all below them are over on every server. CoordinatorError where one cannot be told."""
+    try:
+        await retire_all(life.deployment, episodes, restore_id, deadline_ts, life.settings.retire_batch)
+    except Failure as failure:
+        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
 
 
 async def _install(
