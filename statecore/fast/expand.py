@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..symmetry import Symmetry
 from ..world import Action, Step, World
 from .intern import MOST_VALUES, Layout, Words
 from .states import States
+from .symmetry import Canonical
 from .tracing import Run, Tracer
 from .trie import Columns, Ints, Trie
 
@@ -25,9 +27,10 @@ Fired = tuple[int, Ints | None, Ints]
 class Expander:
     """The tries of a world's steps and properties, over one layout that grows."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, symmetry: Symmetry | None = None) -> None:
         self.world = world
-        self.tracer = Tracer(world)
+        self.tracer = Tracer(world, symmetry)
+        self._canonical = None if symmetry is None else Canonical(symmetry)
         self.layout = Layout.roomy(self._needed())
         self.states = States(self.layout.words)
         self.states.add([np.array([word], np.uint64) for word in self.layout.pack(self.tracer.start)])
@@ -77,7 +80,13 @@ class Expander:
         for one, other in zip(before[1:], after[1:], strict=True):
             changed |= one != other
         other_ones = np.flatnonzero(changed)
-        return after if len(other_ones) == len(changed) else [word.take(other_ones) for word in after]
+        if len(other_ones) < len(changed):
+            after = [word.take(other_ones) for word in after]
+        return self.canonical(after)
+
+    def canonical(self, after: Words) -> Words:
+        """The states that are explored for these, in the same arrays."""
+        return after if self._canonical is None else self._canonical(after, self.layout)
 
     def broken(self, fired: Fired) -> tuple[int, str] | None:
         """The first row in which the step breaks a property, and its name."""

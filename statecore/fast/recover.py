@@ -108,4 +108,4 @@ def _after(expander: Expander, columns: Columns, fired: tuple[int, Ints | None, 
     leads = ~np.isin(leaves, expander.tries[number].leaves.broken)
     rows, leaves = rows[leads], leaves[leads]
     after = expander.tries[number].leaves.apply(columns.words, rows, leaves, expander.layout)
-    return rows, expander.states.find(after).astype(np.int64)
+    return rows, expander.states.find(expander.canonical(after)).astype(np.int64)
