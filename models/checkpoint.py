@@ -55,7 +55,7 @@ from participants.machines.transaction import (
 from participants.records.records import Disposition
 from statecore import Refused, Snapshot, Table
 from statecore.properties import always, final, recoverable, sometimes
-from statecore.world import action, crash, durable, ghost, param, rpc, slot, volatile
+from statecore.world import action, crash, durable, ghost, interchangeable, param, rpc, slot, volatile
 
 _T = TransactionState
 ABORTABLE = frozenset({_T.PREPARING, _T.COMMITTING, _T.SETTLING, _T.SAVING, _T.VALIDATING})
@@ -651,6 +651,10 @@ class TwoRollouts(CheckpointWorld):
 
     rollouts = param(2)
     faults = param(0)
+
+    one_for_the_other = interchangeable(*(
+        (name, *(f"{name}_{what}" for what in ("session", "records", "known", "draft", "disk"))) for name in ("a", "b")
+    ))  # fmt: skip
 
     goes_on_though_a_checkpoint_is_in_doubt: Any = None
 
