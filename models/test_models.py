@@ -15,14 +15,18 @@ from models import (
     handing_out_twins,
     handoff_twins,
     judge_twins,
+    lease_and_publish_twins,
     model_hold_twins,
+    participant_twins,
     resources_session_twins,
     restore_twins,
     rules,
     units_twins,
 )
 from models.checkpoint import CheckpointWorld, TwoRollouts
-from models.twins import without_faults, without_rule
+from models.twins import without_faults, without_guard, without_rule
+from participants.machines.control import PARTICIPANT, is_other_process
+from participants.machines.gate import is_last
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
 from statecore import stay
 from statecore.report import check
@@ -61,8 +65,8 @@ def entries(kind: str) -> list[Any]:
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
     """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
 
-    Covers: I6, I11, I13, I14, I16, I17, I20, I21, I23, I24, I25, I34, I35, I36, I51, I57, I59, I62, I65, I66, I67,
-    I68, I69, I73, I74, I81, I86, I87, I88, I97, I99
+    Covers: I6, I11, I13, I14, I15, I16, I17, I20, I21, I23, I24, I25, I34, I35, I36, I40, I43, I46, I48, I51, I53, I57,
+    I59, I62, I65, I66, I67, I68, I69, I73, I74, I81, I86, I87, I88, I96, I97, I99
     """
     symmetry = entry.get("symmetry", True)
     report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), symmetry=symmetry, **entry["params"])
@@ -91,7 +95,9 @@ def test_every_twin_is_pinned() -> None:
         handing_out_twins,
         handoff_twins,
         judge_twins,
+        lease_and_publish_twins,
         model_hold_twins,
+        participant_twins,
         resources_session_twins,
         restore_twins,
         units_twins,
@@ -167,3 +173,15 @@ def test_less_goes_wrong_in_a_world_without_faults() -> None:
     assert {name for name, each in TwoRollouts.actions_.items() if not each.fault} == steps
     with pytest.raises(ValueError, match="has no fault action begin, nothing"):
         without_faults("nothing", "begin", "power_fails")(CheckpointWorld)
+
+
+def test_a_twin_is_without_a_guard_that_was_there() -> None:
+    """In every cell that asked it, also inside another guard; a guard that nobody asks cannot be taken out."""
+    changed = without_guard(PARTICIPANT, is_other_process)
+    cells = [(state, event, cell) for state, row in PARTICIPANT.cells.items() for event, cell in row.items()]
+    asked = {(state, event) for state, event, cell in cells if "is_other_process" in repr(cell)}
+    assert asked
+    assert "is_other_process" not in repr(changed.cells)
+    assert all(changed.cells[state][event] == cell for state, event, cell in cells if (state, event) not in asked)
+    with pytest.raises(KeyError, match="no cell of table 'participant' asks is_last"):
+        without_guard(PARTICIPANT, is_last)

@@ -20,7 +20,7 @@ from statecore.errors import StatecoreError
 from ..files.draft import Committed, Draft
 from ..files.snapshots import read_part
 from ..files.store import Publication, StoreError
-from ..net.client import Reply
+from ..net.client import ControlError, Reply
 from ..records.manifests import CheckpointId
 from .cut import Cut, read_blockers
 from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
@@ -227,6 +227,27 @@ class Phases:
             expires = reply.get("lease_expires_at")
             if isinstance(expires, (int, float)) and expires <= now:
                 raise StageFailed(f"{name}: its lease has expired")
+
+    async def prove(self) -> dict[str, str]:
+        """The phase of every participant in this checkpoint, asked now.
+
+        A renew is answered in any phase of an open checkpoint. The process that committed is beyond all others; one
+        that shows no incarnation may be its successor, closed by a late prepare, and is asked for its phase (S32).
+        """
+        await self.renew()
+        return {
+            member.name: COMMITTED if member.incarnation else await self._phase_of(member)
+            for member in self.life.deployment.members
+        }
+
+    async def _phase_of(self, member: Member) -> str:
+        try:
+            status = await member.control.status(timeout_s=max(0.0, self.deadline - trio.current_time()))
+        except ControlError as error:
+            raise StageFailed(str(error)) from error
+        if status.get("checkpoint_id") != str(self.checkpoint_id):
+            raise StageFailed(f"{member.name}: it has {status.get('checkpoint_id')!r} open, not this checkpoint")
+        return str(status.get("phase"))
 
     # --- files
 
