@@ -486,8 +486,9 @@ class Deployments:
         """As kill -9 to all of them."""
         if self.launcher is not None:
             self.launcher.kill()
-        for each in self.fleet.episodes.values():
-            each.scope.cancel()
+        for fleet in self.fleets[-1:]:
+            for each in fleet.episodes.values():
+                each.scope.cancel()
 
 
 def _app(server: FakeServer, _epoch: int, _urls: Mapping[str, str]) -> Starlette:

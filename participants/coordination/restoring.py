@@ -1,6 +1,7 @@
 """A life begins: the root is claimed, a base chosen, the servers restored or opened.
 
-Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record (S62); only the newest
+Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record, then read the claims again
+(S62): results are released at a start too, and a later life may not have seen this one's base; only the newest
 candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
 all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens, and
 what a restore does not fence before anything is restored, since from then on a lease may open a server; if it fails
@@ -24,7 +25,7 @@ from ..settings import Seams
 from .deployment import BadReply, Failure, Member, call_all, resume_all
 from .housekeeping import retire_all
 from .life import Life, log
-from .outcomes import CoordinatorError
+from .outcomes import CoordinatorError, Overtaken
 from .recovery import CheckpointRejected, RestorePlan, Server
 
 
@@ -38,25 +39,26 @@ class Begun:
 
 
 async def claim_and_choose(store: Store, seams: Seams) -> Begun:
-    """This life's epoch is claimed and its base recorded. CheckpointRejected when the newest candidate is damaged."""
+    """This life's epoch is claimed and its base recorded, and nobody has claimed since.
+
+    CheckpointRejected when the newest candidate is damaged; Overtaken when there is a later claim.
+    """
     return await on_disk(seams.disk, partial(_claim_and_choose, store))
 
 
 def _claim_and_choose(store: Store) -> Begun:
     epoch = store.claim()
-    candidates = store.candidates(epoch)
-    overtaken = tuple(str(each) for each in store.published() if each not in candidates)
-    if not candidates:
-        store.record_base(epoch, None)
-        return Begun(epoch, None, overtaken)
-    newest = candidates[0]
+    choice = store.choose(epoch)
+    overtaken, newest = tuple(map(str, choice.overtaken)), choice.start
     try:
-        checkpoint = store.read(newest)
+        checkpoint = None if newest is None else store.read(newest)
     except InvalidCheckpointState as error:
         raise CheckpointRejected(
             [f"{newest} is damaged and nothing older is taken in its place (move it away by hand to do so): {error}"]
         ) from error
     store.record_base(epoch, newest)
+    if later := store.overtaken_by(epoch):
+        raise Overtaken(f"{store.root}: epoch {epoch} is overtaken by epoch {later[-1]} before it began; nothing runs")
     return Begun(epoch, checkpoint, overtaken)
 
 
