@@ -13,6 +13,7 @@ import pytest
 from models import (
     checkpoint_twins,
     epochs_twins,
+    handing_out_twins,
     handoff_twins,
     judge_twins,
     lease_and_publish_twins,
@@ -23,8 +24,8 @@ from models import (
     rules,
     units_twins,
 )
-from models.checkpoint import CheckpointWorld
-from models.twins import without_guard, without_rule
+from models.checkpoint import CheckpointWorld, TwoRollouts
+from models.twins import without_faults, without_guard, without_rule
 from participants.machines.control import PARTICIPANT, is_other_process
 from participants.machines.gate import is_last
 from participants.machines.handoff import HANDOFF, Finished, Handoff, Received
@@ -63,9 +64,8 @@ def entries(kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("entry", entries("model"))
 def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
-    """Explored to the end: verdict, distinct and generated states and depth are the pinned ones.
-
-    What it covers is said at the properties of its world.
+    """Explored to the end: verdict, distinct and generated states and depth are the pinned ones. What a model covers is
+    said at its properties.
     """
     symmetry = entry.get("symmetry", True)
     report = check(world_of(entry), max_states=entry.get("max_states", 1_000_000), symmetry=symmetry, **entry["params"])
@@ -92,6 +92,7 @@ def test_every_twin_is_pinned() -> None:
     for module in (
         checkpoint_twins,
         epochs_twins,
+        handing_out_twins,
         handoff_twins,
         judge_twins,
         lease_and_publish_twins,
@@ -162,6 +163,16 @@ def test_a_twin_changes_only_cells_that_exist() -> None:
     }
     with pytest.raises(KeyError, match=r"no cell \(running, Received\)"):
         without_rule(HANDOFF, {(Handoff.RUNNING, Received): stay()})
+
+
+def test_less_goes_wrong_in_a_world_without_faults() -> None:
+    """Only the faults that are named are left, and all that is no fault; a name that is no fault is an error."""
+    left = {name for name, each in TwoRollouts.actions_.items() if each.fault}
+    assert left == {"coordinator_dies", "power_fails", "server_dies"}
+    steps = {name for name, each in CheckpointWorld.actions_.items() if not each.fault}
+    assert {name for name, each in TwoRollouts.actions_.items() if not each.fault} == steps
+    with pytest.raises(ValueError, match="has no fault action begin, nothing"):
+        without_faults("nothing", "begin", "power_fails")(CheckpointWorld)
 
 
 def test_a_twin_is_without_a_guard_that_was_there() -> None:

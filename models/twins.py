@@ -1,16 +1,18 @@
-"""Failing twins: a table with one protective rule taken out, everything else as it runs."""
+"""Worlds with something taken out: failing twins without a protective rule, and worlds in which less goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
 from statecore import Cell, Go, Table
 from statecore.table import Guard, When, leaves
+from statecore.world import World
 
 S = TypeVar("S", bound=Enum)
 D = TypeVar("D")
+W = TypeVar("W", bound=World)
 
 
 def without_rule(table: Table[S, D], cells: Mapping[tuple[S, type], Cell]) -> Table[S, D]:
@@ -61,3 +63,16 @@ def _without(cell: Cell, guard: Guard) -> Cell:
     if inner is cell.cell and otherwise is cell.otherwise:
         return cell
     return When(cell.guard, inner, otherwise)
+
+
+def without_faults(*kept: str) -> Callable[[type[W]], type[W]]:
+    """Decorate a world: it has no fault actions but these. ValueError for a name that is none of its fault actions."""
+
+    def decorate(world: type[W]) -> type[W]:
+        faults = {name for name, each in world.actions_.items() if each.fault}
+        if unknown := set(kept) - faults:
+            raise ValueError(f"{world.__name__} has no fault action {', '.join(sorted(unknown))}")
+        world.actions_ = {name: each for name, each in world.actions_.items() if name in kept or not each.fault}
+        return world
+
+    return decorate

@@ -16,7 +16,7 @@ from participants.coordination.coordinator import Published
 from participants.coordination.dispatch import Answer, Came, read_run_reply
 from participants.coordination.trainer import Result, SavesResults
 from participants.identity import EpisodeId
-from participants.records.records import Receipt
+from participants.records.records import LedgerRow, Receipt
 from participants.serving.testing import Fault, once
 from statecore.wire import digest
 from tests.coordinator_world import SmallTrainer, a_world, dispatches, is_call, refuse, running
@@ -298,6 +298,34 @@ async def test_the_result_that_stands_is_the_one_that_is_used(autojump_clock: Mo
             assert (await job.checkpoint(20)).published
             (row,) = world.store().read(world.store().published()[-1]).ledger
             assert row.body == {"reward": 77}
+
+
+@pytest.mark.trio
+async def test_a_checkpoint_never_holds_a_result_that_does_not_stand(autojump_clock: MockClock) -> None:
+    """While the store is asked, the ledger has no result: what came last may not be what stands. Covers: I11, I68."""
+
+    @define(eq=False)
+    class SlowKeeper(Keeper):
+        async def save_result(self, result: Result) -> Result:
+            await trio.sleep(30)
+            return await super().save_result(result)
+
+    async with a_world() as world:
+        trainer = SlowKeeper(world.disk)
+        (dispatch,) = dispatches({"p1": 1})
+        body = {"reward": 77}
+        receipt = Receipt(rollout_id="p1", attempt=0, epoch=1, result_identity="8" * 32, result_sha256=digest(body))
+        trainer.kept["p1"] = Result("p1", 0, body, receipt, dispatch)
+        async with world.coordinator(trainer) as job, trio.open_nursery() as nursery:
+            recovered = await job.recover()
+            nursery.start_soon(job.run_batch, recovered.runnable([dispatch]))
+            await trio.sleep(10)
+            rows: list[LedgerRow] = []
+            for _ in range(2):
+                assert (await job.checkpoint(10)).published
+                rows += world.store().read(world.store().published()[-1]).ledger
+                await trio.sleep(30)
+        assert [(row.status, row.body) for row in rows] == [("live", None), ("saved", body)]
 
 
 @pytest.mark.trio

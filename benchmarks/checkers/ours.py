@@ -19,7 +19,7 @@ from statecore.world import State, World
 
 from .result import Found, main
 
-TURNS = 2
+CHECKPOINT_SIZES = {1: {"turns": 2, "faults": 0}, 2: {"turns": 2, "faults": 1}, 3: {"turns": 3, "faults": 1}}
 MOST_STATES = 100_000_000
 
 
@@ -27,7 +27,7 @@ def world(model: str, n: int) -> tuple[type[World], dict[str, Any]]:
     """The class and its parameters. Of two-phase commit `consistent` is checked and that nothing is stuck, as the
     others do; the checkpoint world has all of its properties."""
     if model == "checkpoint":
-        return CheckpointWorld, {"turns": TURNS, "checkpoints": n}
+        return CheckpointWorld, CHECKPOINT_SIZES[n]
     full = two_phase(n, planted=model == "planted")
     return type(full.__name__, (full,), {"all_decided": None}), {}
 

@@ -23,7 +23,7 @@ from ..identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, Episode
 from ..machines.handoff import AcceptResult
 from ..net.replies import Verdict, read_reply
 from ..records.records import Json, Receipt
-from .ledger import Rollout
+from .ledger import Ledger, Rollout
 from .life import Life, log
 from .outcomes import Batch, BatchReport
 from .trainer import Dispatch, Result, SavesResults
@@ -240,21 +240,34 @@ class Dispatcher:
     # --- results
 
     async def _deliver(self, receipt: Receipt, body: Json) -> None:
-        """The result is in the ledger, and with the framework if it is the rollout's first (I68)."""
+        """The result is in the ledger, and with the framework if it is the rollout's first (I68).
+
+        A store outside is asked first: what enters the ledger, and every checkpoint, is what stands (section 9).
+        """
         life = self._life
         ledger, effects = life.ledger.received(receipt, body)
-        life.note(ledger)
-        for effect in effects:
-            if isinstance(effect, AcceptResult):
-                await self._hand_over(ledger[receipt.rollout_id])
+        first = any(isinstance(effect, AcceptResult) for effect in effects)
+        standing = await self._asked(ledger[receipt.rollout_id]) if first else None
+        if standing is None:
+            life.note(life.ledger.received(receipt, body)[0])
+        else:
+            ledger, _ = life.ledger.received(standing.receipt, standing.body)
+            await self._note_standing(ledger, standing)
+        if first:
+            await self._accept(life.ledger[receipt.rollout_id])
 
     async def _hand_over(self, rollout: Rollout, *, redelivered: bool = False) -> None:
-        life, result = self._life, rollout.result
+        """A result of the ledger is with the framework, or what stands in its place."""
+        standing = await self._asked(rollout)
+        if standing is not None:
+            await self._note_standing(self._life.ledger, standing)
+        await self._accept(self._life.ledger[rollout.dispatch.rollout_id], redelivered=redelivered)
+
+    async def _accept(self, rollout: Rollout, *, redelivered: bool = False) -> None:
+        result = rollout.result
         assert result is not None
-        if isinstance(life.trainer, SavesResults):
-            result = await self._save_result(life.trainer, result)
-        async with life.hooks:
-            await life.trainer.accept(evolve(result, redelivered=redelivered))
+        async with self._life.hooks:
+            await self._life.trainer.accept(evolve(result, redelivered=redelivered))
 
     async def _hand_over_once(self, rollout: Rollout) -> None:
         """The result is with the framework, which may have taken it already: its consumed set tells (I88)."""
@@ -263,19 +276,25 @@ class Dispatcher:
         if rollout.dispatch.rollout_id not in consumed:
             await self._hand_over(rollout)
 
-    async def _save_result(self, trainer: SavesResults, result: Result) -> Result:
-        """The result that stands; saved, and acknowledged at once, if the framework could keep it (section 9)."""
-        life = self._life
+    async def _asked(self, rollout: Rollout) -> Result | None:
+        """What the framework's store keeps for this rollout; None without such a store, or if it could not keep it."""
+        trainer, result = self._life.trainer, rollout.result
+        assert result is not None
+        if not isinstance(trainer, SavesResults):
+            return None
         try:
             standing = await trainer.save_result(result)
             if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
                 raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
         except Exception:
             log.exception("save_result failed for %s; its server keeps it until the next checkpoint", result.rollout_id)
-            return result
-        life.note(life.ledger.standing(standing))
-        await self._acknowledge(life.ledger[result.rollout_id].dispatch.target)
+            return None
         return standing
+
+    async def _note_standing(self, ledger: Ledger, standing: Result) -> None:
+        """It is in the ledger, saved, and acknowledged at once (section 9)."""
+        self._life.note(ledger.standing(standing))
+        await self._acknowledge(ledger[standing.rollout_id].dispatch.target)
 
     async def _acknowledge(self, target: str) -> None:
         """What `target` retains and is saved is released; of several at once only one asks."""

@@ -24,7 +24,7 @@ from ..net.client import ControlError, Reply
 from ..records.manifests import CheckpointId
 from .cut import Cut, read_blockers
 from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
-from .ledger import Ledger
+from .ledger import Ledger, rows_of
 from .life import Life, log
 from .outcomes import Blocker, Phase
 from .recovery import Settled
@@ -34,7 +34,6 @@ COMMITTED: Final = "committed"
 PREPARED: Final = "prepared"
 PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
-STRANGERS_TOLD: Final = 5
 CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
 
@@ -181,14 +180,8 @@ class Phases:
         draft = self.draft
         self.reading = self.life.ledger
         self.consumed = frozenset(await self._hook("consumed", self.life.trainer.consumed))
-        strangers = sorted(self.consumed - self.reading.finished)
-        if strangers:
-            told = ", ".join(strangers[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer has consumed {told}, of which no result came", broken=True)
-        forgotten = sorted(self.reading.given_away - self.consumed)
-        if forgotten:
-            told = ", ".join(forgotten[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
+        if contradiction := self.reading.contradiction(self.consumed):
+            raise StageFailed(contradiction, broken=True)
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
         self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
@@ -278,13 +271,8 @@ class Phases:
             )
             for member in self.life.deployment.members
         )
-        late = Ledger({name: each for name, each in ledger.rollouts.items() if name not in self.reading})
-        rows = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
-        sharing = self.life.deployment.sharing
-        draft.write_coordinator(
-            self.reading.registry_rows(rows, sharing) + late.registry_rows({}, sharing),
-            self.reading.ledger_rows() + late.ledger_rows(),
-        )
+        settled = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
+        draft.write_coordinator(*rows_of(self.reading, ledger, settled, self.life.deployment.sharing))
         draft.seal_framework()
         draft.finish(self.policy_version)
 
