@@ -329,16 +329,32 @@ async def test_a_checkpoint_never_holds_a_result_that_does_not_stand(autojump_cl
 
 
 @pytest.mark.trio
-async def test_a_save_result_that_fails_leaves_the_copy_at_its_server(autojump_clock: MockClock) -> None:
-    """Not saved, so not acknowledged; the result is delivered and the next checkpoint saves it. Covers: I66."""
+async def test_a_store_that_fails_is_asked_again(autojump_clock: MockClock) -> None:
+    """What it could not keep at first it keeps a little later; nothing is accepted or released before."""
     async with a_world() as world:
-        trainer = Keeper(world.disk, breaks=1)
+        trainer = Keeper(world.disk, breaks=3)
         async with world.coordinator(trainer) as job:
             recovered = await job.recover()
-            await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
-            assert (world.history.released, trainer.ids) == ([], ["p1"])
-            assert (await job.checkpoint(20)).published
-            assert world.history.released == ["p1"]
+            report = await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
+            assert (report.delivered, world.history.released, trainer.ids) == (1, ["p1"], ["p1"])
+            assert set(trainer.kept) == {"p1"}
+
+
+@pytest.mark.trio
+async def test_a_store_that_never_keeps_a_result_is_said_and_its_server_has_the_copy(
+    autojump_clock: MockClock,
+) -> None:
+    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. Covers: I66."""
+    async with a_world() as world:
+        trainer = Keeper(world.disk, breaks=10_000)
+        async with world.coordinator(trainer, run_patience_s=20.0) as job:
+            recovered = await job.recover()
+            with pytest.raises(ExceptionGroup) as raised:
+                await job.run_batch(recovered.runnable(dispatches({"p1": 1, "p2": 1})))
+            assert [str(each) for each in raised.value.exceptions] == ["disk full", "disk full"]
+            outcome = await job.checkpoint(20)
+            assert isinstance(outcome, Published)
+            assert (world.history.released, trainer.ids, trainer.kept) == ([], [], {})
 
 
 @pytest.mark.trio

@@ -277,18 +277,26 @@ class Dispatcher:
             await self._hand_over(rollout)
 
     async def _asked(self, rollout: Rollout) -> Result | None:
-        """What the framework's store keeps for this rollout; None without such a store, or if it could not keep it."""
+        """What the framework's store keeps for this rollout; None without such a store.
+
+        A store that fails is asked again, for as long as a `/run` would be; then its error comes out, and the result is
+        neither in the ledger nor with the framework: whoever keeps results outside must have all of them.
+        """
         trainer, result = self._life.trainer, rollout.result
         assert result is not None
         if not isinstance(trainer, SavesResults):
             return None
-        try:
-            standing = await trainer.save_result(result)
-            if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
-                raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
-        except Exception:
-            log.exception("save_result failed for %s; its server keeps it until the next checkpoint", result.rollout_id)
-            return None
+        patience = _Patience(self._life)
+        while True:
+            try:
+                standing = await trainer.save_result(result)
+                break
+            except Exception as error:
+                log.warning("save_result failed for %s: %s: %s", result.rollout_id, type(error).__name__, error)
+                if not await patience.wait():
+                    raise
+        if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
+            raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
         return standing
 
     async def _note_standing(self, ledger: Ledger, standing: Result) -> None:
