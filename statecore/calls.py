@@ -93,6 +93,8 @@ class Call(_Declared):
         self.late = late
         self.budget = budget
         self.uses = tuple(name for name in (late, budget) if name is not None)
+        self.ways: list[Action] = []
+        self.clash: str | None = None  # what a class declares itself under a name that an action of the call has
 
     def __set_name__(self, owner: type, name: str) -> None:
         super().__set_name__(owner, name)
@@ -103,7 +105,11 @@ class Call(_Declared):
             one = Action(function, fault=True, over=self.over, by=self.by)
             one.name = f"{name}_{suffix}"
             one.__doc__ = function.__doc__
-            setattr(owner, one.name, one)
+            if one.name in vars(owner):
+                self.clash = one.name  # an exception here would not come through as it is
+            else:
+                setattr(owner, one.name, one)
+                self.ways.append(one)
 
     def _done(self, world: Any, *args: Any) -> object:
         """The request is handled, and its answer arrives."""

@@ -140,10 +140,18 @@ class Action:
         self.function = function
         self.name = function.__name__
         self.fault = fault
-        self.over = over
+        self.over = self._values(over)
         self.fair = fair
         self.by = by
         self.__doc__ = function.__doc__
+
+    def _values(self, over: Any) -> Any:
+        """Values that can be gone through again and again."""
+        if over is None or callable(over):
+            return over
+        if not isinstance(over, Iterable):
+            raise DefinitionError(f"action {self.name}: over={over!r}; give values, or a function of the world")
+        return tuple(over)
 
     def values(self, world: Any) -> Iterable[tuple[Any, ...]]:
         """The arguments it is tried with; one empty tuple for an action without any."""

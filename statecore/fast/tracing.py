@@ -107,8 +107,6 @@ class Tracer:
         store["_ids"], store["_reads"], store["_writes"], store["_locked"] = ids, reads, {}, False
         try:
             outcome = call(self._traced)
-        except DefinitionError:
-            raise
         except Exception as error:
             noted(error, where, self.world, self.values(ids))
             raise
@@ -181,6 +179,8 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
         self.__dict__["_writes"][name] = value
 
     def put(self: Any, state: tuple[Any, ...]) -> None:
+        if self._locked:
+            kind.put(self, state)  # which says what is wrong
         self.__dict__["_writes"].update(zip(kind.slots_, state, strict=True))
 
     def mark(self: Any) -> dict[str, Any]:
@@ -191,12 +191,12 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
 
     each = enumerate(zip(kind.slots_, slots, strict=True))
     members: dict[str, Any] = {name: _reader(name, index, slot) for index, (name, slot) in each}
-    members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back, "__module__": kind.__module__}
+    members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
-    # What hides the slots here is no part of the world, so what the class collected of itself is set right again.
-    traced: Any = type(kind.__name__, (kind,), members)
-    for name in ("slots_", "params_", "actions_", "properties_"):
-        setattr(traced, name, getattr(kind, name))
+    # What hides the slots here is no part of the world, so it is there only after the class has collected its own.
+    traced: Any = type(kind.__name__, (kind,), {"__module__": kind.__module__})
+    for name, member in members.items():
+        setattr(traced, name, member)
     traced.numbers_ = {name: index for index, name in enumerate(kind.slots_)}
     made: World = object.__new__(traced)
     made.__dict__.update({name: value for name, value in world.__dict__.items() if name not in kind.slots_})
