@@ -63,7 +63,7 @@ class Tracer:
         return tuple(slot.values[number] for slot, number in zip(self.slots, ids, strict=True))
 
     def act(self, step: Step, action: Action, ids: tuple[int, ...]) -> Run:
-        """A run of an action."""
+        """A run of an action; `step` is the same object each time."""
         where = f"action {step.label}"
 
         def call(world: Any) -> Outcome:
@@ -79,7 +79,8 @@ class Tracer:
 
         run = self._run(where, call, ids)
         if self._ghosts is not None and run.outcome.breaks is None:
-            self._ghosts.look(where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
+            # By identity: values that an action is over may have the same text, and need not be hashable.
+            self._ghosts.look(id(step), where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
         return run
 
     def holds(self, name: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
