@@ -205,6 +205,11 @@ class Step:
 
     @property
     def label(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
+        return f"{self.name}({', '.join(printable(str(each)) for each in self.args)})" if self.args else self.name
+
+
+def printable(text: str) -> str:
+    """The text in one line that can be written anywhere: what cannot be printed is escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
