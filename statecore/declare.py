@@ -135,10 +135,12 @@ class Action:
     def __init__(
         self, function: Callable[..., object], fault: bool, over: Any, fair: bool = False, by: str | None = None
     ) -> None:
+        self.name: str = getattr(function, "__name__", "action")  # until a class gives it one
+        if not callable(function):
+            raise DefinitionError(f"action {function!r} is not callable; decorate a function of the world")
         if by is not None and not isinstance(by, str):
-            raise DefinitionError(f"action {function.__name__}: by={by!r}; say in a word who acts")
+            raise DefinitionError(f"action {self.name}: by={by!r}; say in a word who acts")
         self.function = function
-        self.name = function.__name__
         self.fault = fault
         self.over = self._values(over)
         self.fair = fair

@@ -16,10 +16,13 @@ A world can be driven by hand as well (`w = HandoffWorld(); w.finish()`), which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from .calls import Call, Late, crash, rpc
+from attrs import evolve
+
+from .calls import Call, Declared, Late, crash, rpc
 from .declare import Action, Param, Role, Slot, State, Step, action, durable, ghost, param, slot, volatile, wire
 from .errors import DefinitionError, InvariantBroken, Refused
 from .groups import Interchangeable, check_groups, interchangeable
@@ -76,9 +79,9 @@ class World:
                 for name, value in vars(base).items():
                     before = found.pop(name, None)
                     if isinstance(before, Call):  # what else comes of a call goes with it
-                        found = {other: each for other, each in found.items() if each not in before.ways}
+                        found = {other: each for other, each in found.items() if other not in before.ways}
                     if isinstance(value, kind):
-                        found[name] = value
+                        found[name] = _named(value, name)
             setattr(cls, where, found)
 
     def __init__(self, **params: Any) -> None:
@@ -212,8 +215,19 @@ def _look_at_names(cls: type[World], members: Mapping[str, Any]) -> None:
             raise DefinitionError(f"{cls.__name__}.{name}: World uses this name itself; choose another")
         if isinstance(value, cached_property):
             raise DefinitionError(f"{cls.__name__}.{name} would keep its value while slots change; make it a property")
-        if isinstance(value, Call) and value.clash is not None:
-            raise DefinitionError(f"{cls.__name__}.{value.clash}: rpc {name} makes an action of this name; choose another")
+        if isinstance(value, Declared) and value.wrong is not None:
+            raise DefinitionError(f"{cls.__name__}.{value.wrong}")
+
+
+def _named(declared: Any, name: str) -> Any:
+    """The same under the name that the class gives it: a function that is decorated elsewhere may have any name."""
+    if not isinstance(declared, Action | Property) or declared.name == name:
+        return declared
+    if isinstance(declared, Property):
+        return evolve(declared, name=name)
+    renamed = copy(declared)
+    renamed.name = name
+    return renamed
 
 
 def _look_at_actions(world: World, declared: Property) -> None:

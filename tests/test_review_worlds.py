@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pytest
 
 from statecore import DefinitionError
-from statecore.properties import Property, always, final, recoverable
+from statecore.explore import Verdict
+from statecore.properties import Property, always, final, recoverable, sometimes
 from statecore.report import check
 from statecore.world import World, action, crash, rpc, slot, volatile
 
@@ -66,7 +67,7 @@ def test_an_answer_that_is_always_true_is_none(predicate: Callable[[Any], object
     world = type("Holds", (Turning,), {"small": always(predicate)})
     with pytest.raises(DefinitionError, match="which is always true; call it") as caught:
         check(world, engine=engine)
-    assert any(f"property {predicate.__name__!r} of Holds" in note for note in caught.value.__notes__)
+    assert any("property 'small' of Holds" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference", "fast"])
@@ -173,3 +174,56 @@ def test_a_call_that_is_replaced_takes_its_ways_along() -> None:
     assert list(Plain.actions_) == ["pay"]
     assert list(Never.actions_) == ["pay", "pay_reply_lost"]
     assert list(Bank.actions_) == ["pay", "pay_reply_lost", "pay_delayed", "pay_left_behind", "pay_late"]
+
+
+def test_a_declaration_has_the_name_that_its_class_gives_it() -> None:
+    """Functions may be nameless, or have one name together: each property is looked at, each action counted."""
+
+    def moves(step: int) -> Any:
+        @action
+        def move(world: Any) -> None:
+            world.value = (world.value + step) % 5
+
+        return move
+
+    class Nameless(World):
+        value: int = slot(0)
+        one = moves(1)
+        two = moves(2)
+        three = action(lambda world: None)
+        four = action(partial(lambda world, to: setattr(world, "value", to), to=4))
+        fine = always(lambda world: world.value < 5)
+        seen = sometimes(lambda world: world.value == 1)
+        unseen = sometimes(lambda world: world.value == 9)
+
+    class Broken(Nameless):
+        small = always(lambda world: world.value < 2)
+
+    for engine in ("auto", "reference", "fast"):
+        report = check(Nameless, engine=engine)
+        assert (report.verdict, report.found.unseen) == (Verdict.VACUOUS, ("unseen",))
+        assert list(report.found.fired.items()) == [("one", 5), ("two", 5), ("three", 5), ("four", 5)]
+        broken = check(Broken, engine=engine)
+        assert broken.violation is not None
+        assert (broken.violation.name, broken.trace) in [("small", ("two",)), ("small", ("four",))]
+
+
+def test_a_call_is_declared_once() -> None:
+    """Under a second name, also in a subclass, it would lose the first."""
+
+    class Bank(World):
+        paid: int = slot(0)
+        memory: int = volatile(0, of="agent")
+        pay = rpc(lambda world: True, lambda world, request: None)
+        die = crash("agent")
+
+    for name, first in (("refund", "pay"), ("leave", "die")):
+        with pytest.raises(DefinitionError, match=rf"^Twin\.{name}: it is declared as {first} already"):
+            type("Twin", (Bank,), {name: vars(Bank)[first]})
+    assert list(Bank.actions_) == [each.name for each in Bank.actions_.values()] == ["pay", "die", "pay_reply_lost"]
+
+
+def test_what_is_no_function_is_no_action() -> None:
+    """It is said where it is declared."""
+    with pytest.raises(DefinitionError, match="action 3 is not callable; decorate a function of the world"):
+        action(3)  # type: ignore[call-overload]
