@@ -65,7 +65,8 @@ def truth(answer: object) -> bool:
         if isinstance(answer, Coroutine):
             answer.close()
         raise DefinitionError(
-            f"it answers with {answer!r}, which is always true; call it, and write predicates with neither yield nor async"
+            f"it answers with {answer!r}, which is always true; "
+            "call it, and write predicates with neither yield nor async"
         )
     return bool(answer)
 

@@ -159,3 +159,52 @@ def test_a_write_of_what_is_there_is_no_write() -> None:
             self.out = 1
 
     assert check(Writes).verdict is Verdict.HOLDS
+
+
+class Kept:
+    """Equal only to itself."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
+class Grows(World):
+    """It changes what a slot holds, which is the same object all the time."""
+
+    box: Any = slot(make=lambda world: Kept())
+
+    @action
+    def grow(self) -> None:
+        self.box.number = min(self.box.number + 1, 4)
+
+    @always
+    def small(self) -> bool:
+        return bool(self.box.number < 3)
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast"])
+def test_an_object_that_is_changed_in_place_is_found_by_what_is_in_it(engine: str) -> None:
+    """Its hash stays as it is, and so the world would seem to have one state."""
+    with pytest.raises(DefinitionError, match="action grow changes the value of slot 'box' in place"):
+        check(Grows, engine=engine)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0, 0.0), ((0, 1), (0, True))])
+def test_values_that_are_equal_and_yet_others_are_named(one: Any, other: Any) -> None:
+    """They are one state, whichever was there first; what looks at their kind would not be a function of the state."""
+
+    class Mixed(World):
+        value: Any = slot(one)
+        done: bool = slot(False)
+
+        @action
+        def change(self) -> None:
+            self.value = other
+            self.done = True
+
+        @always
+        def as_it_was(self) -> bool:
+            return repr(self.value) == repr(one)
+
+    with pytest.raises(DefinitionError, match="slot 'value' holds .* which are equal and so one state"):
+        check(Mixed, engine="fast")
