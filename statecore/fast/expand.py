@@ -13,10 +13,13 @@ from .states import States
 from .tracing import Run, Tracer
 from .trie import Columns, Ints, Trie
 
-__all__ = ["CHUNK", "Expander", "Fired"]
+__all__ = ["BATCH", "CHUNK", "Expander", "Fired"]
 
 CHUNK = 1 << 15
 """States are looked at so many at a time."""
+
+BATCH = 1 << 19
+"""So many states at least are looked up together, if a level has as many: equal ones among them are seen at once."""
 
 Fired = tuple[int, Ints | None, Ints]
 """The number of a step, the rows in which it is enabled (None: all), and the leaf of each."""
@@ -33,6 +36,8 @@ class Expander:
         self.states.add([np.array([word], np.uint64) for word in self.layout.pack(self.tracer.start)])
         self.steps: list[tuple[Step, Action]] = list(world.steps())
         self.tries = [Trie(f"action {step.label}", self.layout) for step, _ in self.steps]
+        self._found: list[Words] = []
+        self._waiting = 0
         self._predicates: dict[str, Trie] = {}
         self._first: dict[int, tuple[tuple[int, ...], Run]] = {}
 
@@ -49,13 +54,17 @@ class Expander:
                 return f"{MOST_VALUES} values of slot {slot.name!r}: it seems to grow without bound (newest: {newest})"
         return None
 
-    def fired(self, begin: int, end: int) -> tuple[Columns, list[Fired]]:
-        """What is enabled in the states from `begin` up to `end`; whatever it does fits into the layout."""
+    def columns(self, begin: int, end: int) -> Columns:
+        """The states from position `begin` up to `end`."""
+        return Columns(self.states.words(begin, end), self.layout)
+
+    def fired(self, begin: int, columns: Columns) -> tuple[Columns, list[Fired]]:
+        """What is enabled in the states from `begin` on; whatever it does fits into the layout of what is given back."""
         while True:
-            columns = Columns(self.states.words(begin, end), self.layout)
             fired = list(self.each(columns, range(len(self.steps))))
             if not self.grow():
                 return columns, fired
+            columns = self.columns(begin, begin + columns.count)
 
     def each(self, columns: Columns, numbers: range | list[int]) -> Iterator[Fired]:
         """Step by step, what is enabled in some states; steps that are enabled nowhere are left out."""
@@ -64,20 +73,36 @@ class Expander:
             if len(leaves):
                 yield number, rows, leaves
 
-    def after(self, columns: Columns, fired: Fired) -> Words:
-        """The other states that a step leads to; in rows where it changes nothing, or breaks a property, to none."""
+    def after(self, columns: Columns, fired: Fired) -> tuple[Ints | None, Words]:
+        """The other states that a step leads to, and from which rows (None: all).
+
+        Rows in which it changes nothing or breaks a property are left out. What is given back is not to be changed in
+        place: words that the step does not change are those of `columns`.
+        """
         number, rows, leaves = fired
-        trie = self.tries[number]
-        if trie.leaves.broken:
-            fine = np.flatnonzero(~np.isin(leaves, trie.leaves.broken))
-            rows, leaves = fine if rows is None else rows[fine], leaves[fine]
+        known = self.tries[number].leaves
+        if known.broken:
+            fine = (~np.isin(leaves, known.broken)).nonzero()[0]
+            rows, leaves = fine if rows is None else rows.take(fine), leaves.take(fine)
         before = columns.words if rows is None else [word.take(rows) for word in columns.words]
-        after = trie.leaves.apply(before, None, leaves, self.layout)
-        changed = before[0] != after[0]
-        for one, other in zip(before[1:], after[1:], strict=True):
-            changed |= one != other
-        other_ones = np.flatnonzero(changed)
-        return after if len(other_ones) == len(changed) else [word.take(other_ones) for word in after]
+        after, changed = known.apply(before, leaves, self.layout)
+        others = changed.nonzero()[0]
+        if len(others) == len(changed):
+            return rows, after
+        return others if rows is None else rows.take(others), [word.take(others) for word in after]
+
+    def found(self, words: Words) -> None:
+        """These states are reachable. Many are looked up together, so that `states` may not have them yet."""
+        self._found.append(words)
+        self._waiting += len(words[0])
+        if self._waiting >= BATCH:
+            self.look_up()
+
+    def look_up(self) -> None:
+        """All that was found is among the states."""
+        if self._found:
+            self.states.add([np.concatenate(words) for words in zip(*self._found, strict=True)])
+            self._found, self._waiting = [], 0
 
     def broken(self, fired: Fired) -> tuple[int, str] | None:
         """The first row in which the step breaks a property, and its name."""
@@ -110,6 +135,7 @@ class Expander:
         """Whether slots had got more values than there was room for; now there is room, and states are packed anew."""
         if all(len(slot) <= self.layout.capacity(number) for number, slot in enumerate(self.tracer.slots)):
             return False
+        self.look_up()
         old, self.layout = self.layout, Layout.roomy(self._needed())
         self.states.replace(self.layout.repack(self.states.words(0, self.states.count), old))
         for trie in (*self.tries, *self._predicates.values()):

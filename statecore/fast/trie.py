@@ -18,7 +18,8 @@ from .tracing import Outcome, Run
 
 __all__ = ["Columns", "Leaves", "Trie"]
 
-UNKNOWN, HELD = -1, -2  # children: a number of a node from 0 up, not run yet, not enabled, or -3 - (number of a leaf)
+# A child is a number of a node from 0 up, not enabled, a leaf (-2 - its number), or not run yet, which is the least.
+HELD, LEAF, UNKNOWN = -1, -2, -(2**31)
 FLAT_MOST = 1 << 20
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -33,13 +34,18 @@ class Columns:
         self.words = words
         self.layout = layout
         self.count = len(words[0])
-        self._columns: list[Ints | None] = [None] * len(layout.widths)
+        self._numbers: Ints = np.empty((len(layout.widths), self.count), np.int64)
+        self.there: set[int] = set()
+        """The slots whose columns have been taken out."""
+        self.flat: Ints = self._numbers.reshape(-1)
+        """All columns one after the other: that of slot n begins at n * count. Only what was asked for is in it."""
 
     def column(self, slot: int) -> Ints:
-        found = self._columns[slot]
-        if found is None:
-            found = self._columns[slot] = self.layout.column(self.words, slot).view(np.int64)
-        return found
+        column = self._numbers[slot]
+        if slot not in self.there:
+            self.layout.column(self.words, slot, column.view(np.uint64))
+            self.there.add(slot)
+        return column
 
     def ids(self, row: int) -> tuple[int, ...]:
         """The numbers of all slots in one row."""
@@ -84,20 +90,24 @@ class Leaves:
             self._packed = (layout, count, [([keep[w], put[w]], changes[w]) for w in range(layout.words)])
         return self._packed[2]
 
-    def apply(self, words: Words, rows: Ints | None, leaves: Ints, layout: Layout) -> Words:
-        """The states after the step: of row `rows[i]` by leaf `leaves[i]` (`rows` None: all rows)."""
+    def apply(self, before: Words, leaves: Ints, layout: Layout) -> tuple[Words, NDArray[np.bool_]]:
+        """The states after the step, of row i by leaf `leaves[i]`, and in which rows they are others than before."""
         after = []
-        masks = self.masks(layout)
-        for word, ((keep, put), changes) in zip(words, masks, strict=True):
-            values = word.take(rows) if rows is not None else word.copy()
-            if changes and len(keep) == 1:
-                values &= keep[0]
+        changed = np.zeros(len(leaves), bool)
+        for word, ((keep, put), changes) in zip(before, self.masks(layout), strict=True):
+            if not changes:
+                after.append(word)
+                continue
+            if len(keep) == 1:
+                values = word & keep[0]
                 values |= put[0]
-            elif changes:
-                values &= keep.take(leaves)
+            else:
+                values = keep.take(leaves)
+                values &= word
                 values |= put.take(leaves)
             after.append(values)
-        return after
+            changed |= values != word
+        return after, changed
 
 
 class Trie:
@@ -123,7 +133,6 @@ class Trie:
         self._reset()
         for node, slot in enumerate(self._slot):
             self._place(node, slot)
-        self._arrays()
         for (node, number), child in self._edges.items():
             self._set(node, number, child)
 
@@ -133,83 +142,78 @@ class Trie:
             self._insert(learn(0))
         count = columns.count
         if self._root < 0:
-            leaf = -3 - self._root
-            return (None, np.full(count, leaf, np.int64)) if leaf >= 0 else (_NONE, _NONE)
+            return (None, np.full(count, LEAF - self._root, np.int64)) if self._root <= LEAF else (_NONE, _NONE)
         rows: Ints | None = None
-        nodes: Codes | None = None  # None: all at the root
+        node, nodes = self._root, None  # the node of all rows, or each row's
         found_rows: list[Ints] = []
         found: list[Codes] = []
         while True:
-            child = self._children(columns, rows, nodes, learn)
-            alive = np.flatnonzero(child != HELD)
-            if len(alive) != len(child):
-                child = child[alive]
-                rows = alive if rows is None else rows[alive]
-            if not len(child):
+            child = self._children(columns, rows, node, nodes, learn)
+            alive = (child != HELD).nonzero()[0]
+            if not len(alive):
                 break
-            at_leaf = child < 0
-            leaves = int(np.count_nonzero(at_leaf))
-            if leaves == len(child):
-                found_rows.append(rows if rows is not None else np.arange(count))
+            if len(alive) != len(child):
+                child = child.take(alive)
+                rows = alive if rows is None else rows.take(alive)
+            least, most = int(child.min()), int(child.max())
+            if most < 0:
+                found_rows.append(np.arange(count) if rows is None else rows)
                 found.append(child)
                 break
-            if leaves:
-                done = np.flatnonzero(at_leaf)
-                found_rows.append(done if rows is None else rows[done])
-                found.append(child[done])
-                going = np.flatnonzero(~at_leaf)
-                child = child[going]
-                rows = going if rows is None else rows[going]
-            nodes = child
+            if least < 0:
+                going = child >= 0
+                done = (~going).nonzero()[0]
+                found_rows.append(done if rows is None else rows.take(done))
+                found.append(child.take(done))
+                left = going.nonzero()[0]
+                child = child.take(left)
+                rows = left if rows is None else rows.take(left)
+                least = int(child.min())
+            node, nodes = most, None if least == most else child.astype(np.int64)
         if not found:
             return _NONE, _NONE
         if len(found) == 1:
-            return found_rows[0], -3 - found[0].astype(np.int64)
-        return np.concatenate(found_rows), -3 - np.concatenate(found).astype(np.int64)
+            return found_rows[0], np.subtract(LEAF, found[0], dtype=np.int64)
+        return np.concatenate(found_rows), np.subtract(LEAF, np.concatenate(found), dtype=np.int64)
 
-    def _children(self, columns: Columns, rows: Ints | None, nodes: Codes | None, learn: Learn) -> Codes:
+    def _children(self, columns: Columns, rows: Ints | None, node: int, nodes: Ints | None, learn: Learn) -> Codes:
         """The child of each row's node; none is unknown any more."""
-        if len(self._slots) != len(self._slot):  # paths were learnt since: once for all of them, each copies all nodes
-            self._arrays()
-        first = 0 if nodes is None else int(nodes[0])
-        if nodes is None or (nodes == first).all():
-            column = columns.column(self._slot[first])
-            number = column if rows is None else column.take(rows)
-            nodes = None
+        if nodes is None:
+            number = columns.column(self._slot[node])
+            if rows is not None:
+                number = number.take(rows)
         else:
-            number = self._numbers(columns, rows, nodes)
-        child = self._look_up(first, nodes, number)
-        unknown = np.flatnonzero(child == UNKNOWN)
-        if len(unknown):
-            node = np.full(len(unknown), first, np.int64) if nodes is None else nodes[unknown].astype(np.int64)
-            edge = node << 32 | number[unknown]
+            assert rows is not None or len(nodes) == columns.count
+            for slot in self._read - columns.there:
+                columns.column(slot)
+            number = self._slots.take(nodes)
+            number *= columns.count
+            number += np.arange(columns.count) if rows is None else rows
+            number = columns.flat.take(number)
+        child = self._look_up(node, nodes, number)
+        if child.min() == UNKNOWN:
+            unknown = (child == UNKNOWN).nonzero()[0]
+            edge = number.take(unknown)
+            edge |= node << 32 if nodes is None else nodes.take(unknown) << 32
             for one in unknown[np.unique(edge, return_index=True)[1]]:
                 self._insert(learn(int(one if rows is None else rows[one])))
-            self._arrays()
-            child[unknown] = self._look_up(first, None if nodes is None else nodes[unknown], number[unknown])
+            child[unknown] = self._look_up(node, None if nodes is None else nodes.take(unknown), number.take(unknown))
         return child
 
-    def _numbers(self, columns: Columns, rows: Ints | None, nodes: Codes) -> Ints:
-        """What each row has in the slot that its node looks at."""
-        slots = self._slots.take(nodes)
-        number = np.empty(len(nodes), np.int64)
-        for slot in np.flatnonzero(np.bincount(slots)):
-            here = np.flatnonzero(slots == slot)
-            number[here] = columns.column(int(slot)).take(here if rows is None else rows[here])
-        return number
-
-    def _look_up(self, first: int, nodes: Codes | None, number: Ints) -> Codes:
+    def _look_up(self, node: int, nodes: Ints | None, number: Ints) -> Codes:
+        """The child for the number of each row's value at the node of all rows, or at each row's."""
         if nodes is None:
-            base = int(self._bases[first])
+            base = int(self._bases[node])
             if base >= 0:
-                return self._flat[base : base + self.layout.capacity(self._slot[first])].take(number)
-            return self._look_up_sparse(np.full(len(number), first, np.int64), number)
-        bases = self._bases.take(nodes)
+                return self._flat[base : base + self.layout.capacity(self._slot[node])].take(number)
+            return self._look_up_sparse(np.full(len(number), node, np.int64), number)
+        place = self._bases.take(nodes)
+        place += number
         if not self._has_sparse:
-            return self._flat.take(bases + number)
-        child: Codes = self._flat.take(np.maximum(bases + number, 0))
-        sparse = np.flatnonzero(bases < 0)
-        child[sparse] = self._look_up_sparse(nodes[sparse].astype(np.int64), number[sparse])
+            return self._flat.take(place)
+        child: Codes = self._flat.take(np.maximum(place, 0))
+        sparse = (place < 0).nonzero()[0]
+        child[sparse] = self._look_up_sparse(nodes.take(sparse), number.take(sparse))
         return child
 
     def _look_up_sparse(self, nodes: Ints, number: Ints) -> Codes:
@@ -219,32 +223,33 @@ class Trie:
     def _reset(self) -> None:
         self._flat: Codes = np.full(1 << 8, UNKNOWN, np.int32)
         self._used = 0
-        self._base: list[int] = []
+        self._slots: Ints = np.empty(1 << 4, np.int64)  # of each node: the slot that it looks at,
+        self._bases: Ints = np.empty(1 << 4, np.int64)  # and where its children begin
+        self._read: set[int] = set()
         self._sparse = States(1)
         self._sparse_child: Codes = np.full(1 << 8, UNKNOWN, np.int32)
         self._has_sparse = False
-        self._arrays()
-
-    def _arrays(self) -> None:
-        self._slots = np.array(self._slot, np.int64)
-        self._bases = np.array(self._base, np.int64)
 
     def _place(self, node: int, slot: int) -> None:
         """Room for the node's children."""
+        if node == len(self._slots):
+            self._slots, self._bases = (np.concatenate([of, np.empty_like(of)]) for of in (self._slots, self._bases))
+        self._slots[node] = slot
+        self._read.add(slot)
         room = self.layout.capacity(slot)
         if node and self._used + room > FLAT_MOST:
-            self._base.append(-1 << 40)
+            self._bases[node] = _NOT_FLAT
             self._has_sparse = True
             return
         if self._used + room > len(self._flat):
             flat = np.full(max(self._used + room, 2 * len(self._flat)), UNKNOWN, np.int32)
             flat[: self._used] = self._flat[: self._used]
             self._flat = flat
-        self._base.append(self._used)
+        self._bases[node] = self._used
         self._used += room
 
     def _set(self, node: int, number: int, child: int) -> None:
-        base = self._base[node]
+        base = int(self._bases[node])
         if base < 0:
             position = self._sparse.count
             self._sparse.add([np.array([node << 32 | number], np.uint64)])
@@ -257,7 +262,7 @@ class Trie:
     def _insert(self, learnt: tuple[Run, tuple[int, ...]]) -> None:
         """The path of a run is there."""
         run, ids = learnt
-        end = -3 - self.leaves.number(run.outcome) if run.outcome.enabled else HELD
+        end = LEAF - self.leaves.number(run.outcome) if run.outcome.enabled else HELD
         node, number = -1, 0  # the edge on which the next node hangs; -1: the root
         for slot in run.reads:
             child = self._root if node < 0 else self._edges.get((node, number), UNKNOWN)
@@ -290,3 +295,4 @@ class Trie:
 
 
 _NONE: Ints = np.empty(0, np.int64)
+_NOT_FLAT = -(1 << 40)
