@@ -145,21 +145,22 @@ class Expander:
     def check_pure(self) -> None:
         """DefinitionError if an action does something else now than when it was first run, or values were changed."""
         for number, (ids, run) in self._first.items():
-            step, action = self.steps[number]
-            self.tracer.compare(f"action {step.label}", run, self.tracer.act(step, action, ids), ids)
+            self.tracer.compare(self.tries[number].where, run, self._act(number, ids), ids)
         self.tracer.check_unchanged()
 
     def _learner(self, number: int, columns: Columns) -> Callable[[int], tuple[Run, tuple[int, ...]]]:
-        step, action = self.steps[number]
-
         def learn(row: int) -> tuple[Run, tuple[int, ...]]:
             ids = columns.ids(row)
-            run = self.tracer.act(step, action, ids)
+            run = self._act(number, ids)
             if number not in self._first or (run.outcome.enabled and not self._first[number][1].outcome.enabled):
                 self._first[number] = (ids, run)
             return run, ids
 
         return learn
+
+    def _act(self, number: int, ids: tuple[int, ...]) -> Run:
+        step, action = self.steps[number]
+        return self.tracer.act(self.tries[number].where, action, step.args, ids)
 
     def _needed(self) -> list[int]:
         """The bits that each slot needs."""

@@ -117,7 +117,7 @@ class Trie:
         self.where = where
         self.leaves = Leaves()
         self._slot: list[int] = []
-        self._edges: dict[tuple[int, int], int] = {}
+        self._edges: dict[int, int] = {}  # node << 32 | number of the value: child
         self._root = UNKNOWN
         self.layout = layout
         self._reset()
@@ -133,8 +133,12 @@ class Trie:
         self._reset()
         for node, slot in enumerate(self._slot):
             self._place(node, slot)
-        for (node, number), child in self._edges.items():
-            self._set(node, number, child)
+        edges = np.fromiter(self._edges, np.int64, len(self._edges))
+        children = np.fromiter(self._edges.values(), np.int32, len(self._edges))
+        places = self._bases.take(edges >> 32) + (edges & _NUMBER)
+        flat = places >= 0
+        self._flat[places[flat]] = children[flat]
+        self._set_sparse(edges[~flat], children[~flat])
 
     def run(self, columns: Columns, learn: Learn) -> tuple[Ints | None, Ints]:
         """(rows, leaves): the rows in which it is enabled (None: in all of them), with the leaf of each."""
@@ -248,16 +252,14 @@ class Trie:
         self._bases[node] = self._used
         self._used += room
 
-    def _set(self, node: int, number: int, child: int) -> None:
-        base = int(self._bases[node])
-        if base < 0:
-            position = self._sparse.count
-            self._sparse.add([np.array([node << 32 | number], np.uint64)])
-            if position == len(self._sparse_child):
-                self._sparse_child = np.concatenate([self._sparse_child, np.full(position, UNKNOWN, np.int32)])
-            self._sparse_child[position] = child
-        elif number < self.layout.capacity(self._slot[node]):
-            self._flat[base + number] = child
+    def _set_sparse(self, edges: Ints, children: Codes) -> None:
+        keys = [edges.view(np.uint64)]
+        self._sparse.add(keys)
+        if self._sparse.count > len(self._sparse_child):
+            room = np.full(2 * self._sparse.count, UNKNOWN, np.int32)
+            room[: len(self._sparse_child)] = self._sparse_child
+            self._sparse_child = room
+        self._sparse_child[self._sparse.find(keys)] = children
 
     def _insert(self, learnt: tuple[Run, tuple[int, ...]]) -> None:
         """The path of a run is there."""
@@ -265,7 +267,7 @@ class Trie:
         end = LEAF - self.leaves.number(run.outcome) if run.outcome.enabled else HELD
         node, number = -1, 0  # the edge on which the next node hangs; -1: the root
         for slot in run.reads:
-            child = self._root if node < 0 else self._edges.get((node, number), UNKNOWN)
+            child = self._root if node < 0 else self._edges.get(node << 32 | number, UNKNOWN)
             if child == UNKNOWN:
                 child = len(self._slot)
                 self._slot.append(slot)
@@ -274,7 +276,7 @@ class Trie:
             elif child < 0 or self._slot[child] != slot:
                 raise self._impure(slot)
             node, number = child, ids[slot]
-        there = self._root if node < 0 else self._edges.get((node, number), UNKNOWN)
+        there = self._root if node < 0 else self._edges.get(node << 32 | number, UNKNOWN)
         if there not in (UNKNOWN, end):
             raise self._impure(None)
         self._hang(node, number, end)
@@ -282,9 +284,14 @@ class Trie:
     def _hang(self, node: int, number: int, child: int) -> None:
         if node < 0:
             self._root = child
-        else:
-            self._edges[node, number] = child
-            self._set(node, number, child)
+            return
+        edge = node << 32 | number
+        self._edges[edge] = child
+        base = int(self._bases[node])
+        if base < 0:
+            self._set_sparse(np.array([edge]), np.array([child], np.int32))
+        elif number < self.layout.capacity(self._slot[node]):
+            self._flat[base + number] = child
 
     def _impure(self, slot: int | None) -> DefinitionError:
         went_on = "ended" if slot is None else f"read slot number {slot}"
@@ -296,3 +303,4 @@ class Trie:
 
 _NONE: Ints = np.empty(0, np.int64)
 _NOT_FLAT = -(1 << 40)
+_NUMBER = (1 << 32) - 1
