@@ -21,6 +21,7 @@ __all__ = ["Columns", "Leaves", "Trie"]
 # A child is a number of a node from 0 up, not enabled, a leaf (-2 - its number), or not run yet, which is the least.
 HELD, LEAF, UNKNOWN = -1, -2, -(2**31)
 FLAT_MOST = 1 << 20
+FEW = 16
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Learn = Callable[[int], tuple[Run, tuple[int, ...]]]
@@ -39,6 +40,7 @@ class Columns:
         """The slots whose columns have been taken out."""
         self.flat: Ints = self._numbers.reshape(-1)
         """All columns one after the other: that of slot n begins at n * count. Only what was asked for is in it."""
+        self._where: dict[tuple[int, int], Ints] = {}
 
     def column(self, slot: int) -> Ints:
         column = self._numbers[slot]
@@ -46,6 +48,13 @@ class Columns:
             self.layout.column(self.words, slot, column.view(np.uint64))
             self.there.add(slot)
         return column
+
+    def where(self, slot: int, number: int) -> Ints:
+        """The rows in which the slot has that value; many actions ask for the same."""
+        rows = self._where.get((slot, number))
+        if rows is None:
+            rows = self._where[slot, number] = (self.column(slot) == number).nonzero()[0]
+        return rows
 
     def ids(self, row: int) -> tuple[int, ...]:
         """The numbers of all slots in one row."""
@@ -151,6 +160,11 @@ class Trie:
         node, nodes = self._root, None  # the node of all rows, or each row's
         found_rows: list[Ints] = []
         found: list[Codes] = []
+        if self.layout.capacity(self._slot[node]) <= FEW:
+            started = self._start(columns, learn, found_rows, found)
+            if started is None:
+                return _joined(found_rows, found)
+            rows, node, nodes = started
         while True:
             child = self._children(columns, rows, node, nodes, learn)
             alive = (child != HELD).nonzero()[0]
@@ -174,11 +188,35 @@ class Trie:
                 rows = left if rows is None else rows.take(left)
                 least = int(child.min())
             node, nodes = most, None if least == most else child.astype(np.int64)
-        if not found:
-            return _NONE, _NONE
-        if len(found) == 1:
-            return found_rows[0], np.subtract(LEAF, found[0], dtype=np.int64)
-        return np.concatenate(found_rows), np.subtract(LEAF, np.concatenate(found), dtype=np.int64)
+        return _joined(found_rows, found)
+
+    def _start(
+        self, columns: Columns, learn: Learn, found_rows: list[Ints], found: list[Codes]
+    ) -> tuple[Ints, int, Ints | None] | None:
+        """The first step, if the slot at the root has few values: leaves are put into `found`, and what goes on is
+        given back, if anything does: rows and their nodes, as one or each."""
+        slot = self._slot[self._root]
+        going: list[tuple[Ints, int]] = []
+        for number, child in enumerate(self._flat[: self.layout.capacity(slot)].tolist()):
+            if child == HELD:
+                continue
+            rows = columns.where(slot, number)
+            if not len(rows):
+                continue
+            if child == UNKNOWN:
+                self._insert(learn(int(rows[0])))
+                child = self._edges[self._root << 32 | number]
+            if child >= 0:
+                going.append((rows, child))
+            elif child != HELD:
+                found_rows.append(rows)
+                found.append(np.full(len(rows), child, np.int32))
+        if not going:
+            return None
+        if len(going) == 1:
+            return (*going[0], None)
+        nodes = np.repeat([node for _, node in going], [len(rows) for rows, _ in going])
+        return np.concatenate([rows for rows, _ in going]), going[0][1], nodes
 
     def _children(self, columns: Columns, rows: Ints | None, node: int, nodes: Ints | None, learn: Learn) -> Codes:
         """The child of each row's node; none is unknown any more."""
@@ -299,6 +337,15 @@ class Trie:
             f"{self.where} is not a function of the slots that it reads: after the same reads it once {went_on} and "
             "once did something else; keep all that matters in slots"
         )
+
+
+def _joined(rows: list[Ints], found: list[Codes]) -> tuple[Ints, Ints]:
+    """Rows and leaves in one array each."""
+    if not found:
+        return _NONE, _NONE
+    if len(found) == 1:
+        return rows[0], np.subtract(LEAF, found[0], dtype=np.int64)
+    return np.concatenate(rows), np.subtract(LEAF, np.concatenate(found), dtype=np.int64)
 
 
 _NONE: Ints = np.empty(0, np.int64)
