@@ -267,7 +267,8 @@ class CheckpointWorld(FleetWorld):
         """A new coordinator claims epoch 2 and starts fresh servers, born closed (section 11)."""
         if self.coordinator != "dead":
             return False
-        self.life, self.coordinator, self.begun, self.gone = 2, "recovering", 0, frozenset()
+        self.life, self.coordinator, self.begun = 2, "recovering", 0
+        self.agent_gone = self.tools_gone = frozenset()
         self.agent, self.tools = server("agent-2", born_with_epoch=2), server("tools-2", born_with_epoch=2)
         self.attempt, self.turn, self.revision, self.calling = self.ATTEMPT.start(), 0, 0, False
         self.ledger = self.disk is not None and self.disk.saved

@@ -48,7 +48,8 @@ class FleetWorld(World):
     revision: int = slot(0)
     agent_part: Part | None = slot(None)
     tools_part: Part | None = slot(None)
-    gone: frozenset[tuple[str, str]] = slot(frozenset())  # ghost: (server, id) that has ended
+    agent_gone: frozenset[str] = slot(frozenset())  # ghosts: the ids that have ended there
+    tools_gone: frozenset[str] = slot(frozenset())
 
     # --- the rollout
 
@@ -153,10 +154,14 @@ class FleetWorld(World):
         """The server takes the event; an id that has ended there changes nothing (I14), and only an end opens (I17)."""
         before = self._server(name)
         after, _ = tell(before, event, self.PARTICIPANT, self.GATE)
-        if (name, event.checkpoint_id) in self.gone and after != before:
+        gone = self.agent_gone if name == "agent" else self.tools_gone
+        if event.checkpoint_id in gone and after != before:
             self.fail("I14")
         if isinstance(event, (ResumeRequested, LeaseExpired)):
-            self.gone |= {(name, event.checkpoint_id)}
+            if name == "agent":
+                self.agent_gone |= {event.checkpoint_id}
+            else:
+                self.tools_gone |= {event.checkpoint_id}
         elif after.is_open and not before.is_open:
             self.fail("I17")
         if name == "agent":
