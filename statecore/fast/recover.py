@@ -1,9 +1,9 @@
-"""From which states a good one can be reached by steps that are allowed: backward search, without keeping the graph.
+"""From which states a good one can be reached by steps that are allowed: backward search, mostly without the graph.
 
-Most states are settled by going through all of them once from the last to the first and once the other way, each time
-asking whether some allowed step leads to a state that is settled. All properties are asked about at once, and the
-steps that settled most states of late are tried first, so that most of them need not be tried. Only what is left then
-is searched along edges.
+Most states are settled by going through all of them once from the last to the first, each time asking whether some
+allowed step leads to a state that is settled: steps lead on to states found later more often than not. All properties
+are asked about at once, and the steps that settled most states of late are tried first, so that most of them need not
+be tried. Of what is not settled then, all steps have been tried; along these, which were kept, it is searched backward.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .trie import Columns, Ints
 __all__ = ["stuck"]
 
 Bits = NDArray[np.uint8]
+Positions = NDArray[np.int32]
 AT_ONCE = 8
 """So many properties are asked about at once: each has a bit of a byte for each state."""
 
@@ -59,6 +60,8 @@ class _Backward:
                 self.allowed[number] = sum(1 << bit for bit, may in enumerate(mine) if may)
         self.gain = dict.fromkeys(self.allowed, 0.0)
         """How many states each step settled of late."""
+        self.kept: list[tuple[int, Positions, Positions]] = []
+        """Steps that did not settle all that they might: the bits that they might, from where, to where."""
 
     def settled(self, stopped: Callable[[], bool]) -> Bits | None:
         """The bits, all that can be set; None if `stopped`."""
@@ -70,83 +73,71 @@ class _Backward:
                 here = np.full(columns.count, 1 << bit, np.uint8)
                 here[self.expander.false(each.name, each, columns)] = 0
                 self.bits[begin : begin + columns.count] |= here
-        for order in (reversed(chunks), chunks):
-            changed = False
-            for begin in order:
-                changed |= self._settle(begin, min(begin + CHUNK, count))
-                if stopped():
-                    return None
-            if not changed or not (self.bits != self.all).any():
-                break
-        else:
-            for bit in range(len(self.declared)):
-                self._search(bit)
+        for begin in reversed(chunks):
+            self._settle(begin, min(begin + CHUNK, count))
+            if stopped():
+                return None
+        for bit in range(len(self.declared)):
+            self._search(1 << bit)
         return self.bits
 
-    def _settle(self, begin: int, end: int) -> bool:
-        """Whether bits of the range were set that were not before."""
+    def _settle(self, begin: int, end: int) -> None:
+        """Bits of the range are set by steps to states that have them."""
         bits = self.bits
         todo = begin + np.flatnonzero(bits[begin:end] != self.all)
         columns: Columns | None = None
+        kept: list[tuple[int, Ints, Ints]] = []
         gained = dict.fromkeys(self.allowed, 0)
         for number in sorted(self.gain, key=self.gain.__getitem__, reverse=True):
-            if not len(todo):
-                break
             may = self.allowed[number]
+            wanted = bits[todo] & may != may
+            if not wanted.any():
+                continue
             if columns is None:
                 columns = self._columns(todo)
             for fired in self.expander.each(columns, [number]):
-                rows, after = self._after(columns, fired, self.bits[todo] & may != may)
+                rows, after = self._after(columns, fired, wanted)
                 here = todo[rows]
                 old = bits[here]
                 new = old | bits[after] & may
                 bits[here] = new
                 gained[number] = int(np.count_nonzero(new != old))
+                left = np.flatnonzero(new & may != may)
+                kept.append((may, here[left], after[left]))
             if gained[number]:
                 left = np.flatnonzero(bits[todo] != self.all)
                 if len(left) * 4 < 3 * len(todo):
                     todo, columns = todo[left], None
+        for may, here, after in kept:
+            left = np.flatnonzero(bits[here] & may != may)
+            self.kept.append((may, here[left].astype(np.int32), after[left].astype(np.int32)))
         for number, times in gained.items():
             self.gain[number] = self.gain[number] / 2 + times
-        return any(gained.values())
 
     def _search(self, bit: int) -> None:
-        """The bit is set wherever it can be, along all the steps out of states in which it is not."""
-        mask = 1 << bit
-        todo = np.flatnonzero(self.bits & mask == 0)
-        allowed = [number for number, bits in self.allowed.items() if bits & mask]
-        sources: list[NDArray[np.int32]] = []
-        targets: list[NDArray[np.int32]] = []
-        for begin in range(0, len(todo), CHUNK):
-            here = todo[begin : begin + CHUNK]
-            columns = self._columns(here)
-            for fired in self.expander.each(columns, allowed):
-                rows, after = self._after(columns, fired, None)
-                sources.append(here[rows].astype(np.int32))
-                targets.append(after.astype(np.int32))
-        if not sources:
+        """The bit is set wherever it can be, backward along the steps that were kept."""
+        mine = [(here, after) for may, here, after in self.kept if may & bit]
+        if not mine:
             return
-        source, target = np.concatenate(sources), np.concatenate(targets)
-        fresh = np.unique(source[self.bits[target] & mask != 0])
+        source, target = (np.concatenate(positions) for positions in zip(*mine, strict=True))
+        fresh = np.unique(source[self.bits[target] & bit != 0])
         order = np.argsort(target, kind="stable")
         source, target = source[order], target[order]
         while len(fresh):
-            self.bits[fresh] |= mask
+            self.bits[fresh] |= bit
             first = np.searchsorted(target, fresh, "left")
             lengths = np.searchsorted(target, fresh, "right") - first
             edges = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
             before = source[edges]
-            fresh = np.unique(before[self.bits[before] & mask == 0])
+            fresh = np.unique(before[self.bits[before] & bit == 0])
 
     def _columns(self, positions: Ints) -> Columns:
         words = [column.take(positions) for column in self.expander.states.columns]
         return Columns(words, self.expander.layout)
 
-    def _after(self, columns: Columns, fired: Fired, wanted: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:
-        """Rows, of those wanted (None: all), from which the step leads on, and the positions that it leads to."""
+    def _after(self, columns: Columns, fired: Fired, wanted: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """Rows, of those wanted, from which the step leads on, and the positions that it leads to."""
         number, rows, leaves = fired
-        if wanted is not None:
-            some = (wanted if rows is None else wanted.take(rows)).nonzero()[0]
-            rows, leaves = some if rows is None else rows.take(some), leaves.take(some)
-        rows, after = self.expander.after(columns, (number, rows, leaves))
+        some = (wanted if rows is None else wanted.take(rows)).nonzero()[0]
+        rows, after = self.expander.after(columns, (number, some if rows is None else rows.take(some), leaves.take(some)))
         return np.arange(columns.count) if rows is None else rows, self.expander.states.find(after).astype(np.int64)

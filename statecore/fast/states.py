@@ -89,20 +89,21 @@ class States:
 
     def find(self, wanted: Words) -> Index:
         """The position of each, -1 where it is not there."""
-        found = np.full(len(wanted[0]), -1, np.int32)
-        rows = np.arange(len(found))
         place = self._places(_mixed(wanted))
-        while len(rows):
+        found = position = self._table.take(place)
+        rows: NDArray[np.int64] | None = None  # those that are still looked for; None: all
+        while True:
+            differs = self.columns[0].take(position, mode="wrap") != wanted[0]
+            for column, word in zip(self.columns[1:], wanted[1:], strict=True):
+                differs |= column.take(position, mode="wrap") != word
+            differs &= position >= 0
+            left = differs.nonzero()[0]
+            if not len(left):
+                return found
+            rows = left if rows is None else rows.take(left)
+            place, wanted = (place.take(left) + 1) & self._last, [word.take(left) for word in wanted]
             position = self._table.take(place)
-            same = position >= 0
-            wrong = same.copy()
-            for column, word in zip(self.columns, wanted, strict=True):
-                same &= column.take(position, mode="wrap") == word
-            found[rows[same]] = position[same]
-            left = np.flatnonzero(wrong & ~same)
-            rows, wanted = rows[left], [word[left] for word in wanted]
-            place = (place[left] + 1) & self._last
-        return found
+            found[rows] = position
 
     def replace(self, words: Words) -> None:
         """The same states in the same order, packed anew."""
