@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..properties import Property
 from ..world import Action, Step, World
 from .intern import MOST_VALUES, Layout, Words
 from .states import States
@@ -20,6 +21,9 @@ CHUNK = 1 << 15
 
 BATCH = 1 << 19
 """So many states at least are looked up together, if a level has as many: equal ones among them are seen at once."""
+
+DEEP = 6
+"""A property that looks at so many slots is asked once for all states of a chunk that are alike in them."""
 
 Fired = tuple[int, Ints | None, Ints]
 """The number of a step, the rows in which it is enabled (None: all), and the leaf of each."""
@@ -118,18 +122,33 @@ class Expander:
         assert name is not None
         return (first if rows is None else int(rows[first])), name
 
-    def false(self, name: str, predicate: Callable[[Any], object], columns: Columns) -> Ints:
-        """The rows in which the predicate is false, in order."""
-        trie = self._predicates.get(name)
-        if trie is None:
-            trie = self._predicates[name] = Trie(f"property {name!r}", self.layout)
+    def false(self, declared: Property, columns: Columns) -> Ints:
+        """The rows in which the property is false, in order."""
+        rows, _ = self._asked(self._trie_of(declared), declared, columns)
+        return np.arange(columns.count) if rows is None else np.sort(rows)
 
+    def true_in_all(self, declared: Property, columns: Columns) -> bool:
+        """Whether the property is true in all rows; one that looks at many slots is asked once for all alike in them."""
+        trie = self._trie_of(declared)
+        while len(trie.reads) >= DEEP:
+            before = len(trie.reads)
+            _, leaves = self._asked(trie, declared, columns.unlike(trie.reads))
+            if len(leaves) or len(trie.reads) == before:  # it may turn out to look at still more
+                return not len(leaves)
+        return not len(self._asked(trie, declared, columns)[1])
+
+    def _trie_of(self, declared: Property) -> Trie:
+        trie = self._predicates.get(declared.name)
+        if trie is None:
+            trie = self._predicates[declared.name] = Trie(f"property {declared.name!r}", self.layout)
+        return trie
+
+    def _asked(self, trie: Trie, declared: Property, columns: Columns) -> tuple[Ints | None, Ints]:
         def learn(row: int) -> tuple[Run, tuple[int, ...]]:
             ids = columns.ids(row)
-            return self.tracer.holds(name, predicate, ids), ids
+            return self.tracer.holds(declared.name, declared, ids), ids
 
-        rows, _ = trie.run(columns, learn)
-        return np.arange(columns.count) if rows is None else np.sort(rows)
+        return trie.run(columns, learn)
 
     def grow(self) -> bool:
         """Whether slots had got more values than there was room for; now there is room, and states are packed anew."""

@@ -71,7 +71,7 @@ class _Backward:
             columns = self.expander.columns(begin, min(begin + CHUNK, count))
             for bit, each in enumerate(self.declared):
                 here = np.full(columns.count, 1 << bit, np.uint8)
-                here[self.expander.false(each.name, each, columns)] = 0
+                here[self.expander.false(each, columns)] = 0
                 self.bits[begin : begin + columns.count] |= here
         for begin in reversed(chunks):
             self._settle(begin, min(begin + CHUNK, count))

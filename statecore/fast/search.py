@@ -117,14 +117,16 @@ class _Search:
         """Whether a property that must always hold is broken in one of these states; what is seen is noted."""
         first: tuple[int, Property] | None = None
         for each in self.declared[Kind.ALWAYS]:
-            rows = self.expander.false(each.name, each, columns)
-            if len(rows) and (first is None or rows[0] < first[0]):
+            if self.expander.true_in_all(each, columns):
+                continue
+            rows = self.expander.false(each, columns)
+            if first is None or rows[0] < first[0]:
                 first = int(rows[0]), each
         if first is not None:
             self.result.violation = self._violation(begin + first[0], first[1].name, first[1].covers)
             return True
         for name, each in list(self.unseen.items()):
-            if len(self.expander.false(name, each, columns)) < columns.count:
+            if len(self.expander.false(each, columns)) < columns.count:
                 del self.unseen[name]
         return False
 
@@ -151,7 +153,7 @@ class _Search:
         for each_final in self.declared[Kind.FINAL]:
             if len(dead):
                 of_dead = Columns([word[dead] for word in columns.words], columns.layout)
-                dead = dead[expander.false(each_final.name, each_final, of_dead)]
+                dead = dead[expander.false(each_final, of_dead)]
         if len(dead):
             result.violation = self._violation(begin + int(dead[0]), "deadlock", ())
         return bool(len(dead))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .intern import Words
 
-__all__ = ["MOST_STATES", "States"]
+__all__ = ["MOST_STATES", "States", "unlike"]
 
 MOST_STATES = 2**31 - 2**22
 """Positions are 32-bit; whoever adds sees to it that there are no more."""
@@ -51,9 +51,17 @@ class States:
 
     def add(self, new: Words) -> None:
         """All of them are there; equal ones once."""
-        if not len(new[0]):
-            return
-        mixed, new = _distinct(new)
+        # In the order of their hashes, which is that of their places in the table. It is quickest to sort hashes alone.
+        if len(new) == 1:
+            mixed = np.sort(_mixed(new))
+            differs = np.ones(len(mixed), bool)
+            differs[1:] = mixed[1:] != mixed[:-1]
+            mixed = mixed.take(differs.nonzero()[0])
+            new = [_unmixed(mixed)]
+        else:
+            rows = unlike(new)
+            new = [word.take(rows) for word in new]
+            mixed = _mixed(new)
         self._make_room(len(mixed))
         table, columns = self._table, self.columns
         place = self._places(mixed)
@@ -145,8 +153,19 @@ class States:
                 place, position = (place.take(left) + 1) & self._last, position.take(left)
 
 
+def unlike(words: Words) -> NDArray[np.int64]:
+    """Rows in which all different states are, in no order; one that is there more than once seldom has two rows."""
+    order = (words[0] if len(words) == 1 else _mixed(words)).argsort()
+    differs = np.zeros(len(order), bool)
+    differs[:1] = True
+    for word in words:
+        ordered = word.take(order)
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    return order.take(differs.nonzero()[0])
+
+
 def _mixed(words: Words) -> NDArray[np.uint64]:
-    """A hash of each state; those of one word have different ones."""
+    """A hash of each state; those of one word have different ones, from which `_unmixed` gets the word back."""
     mixed = words[0] * _MIX[0]
     for word in words[1:]:
         mixed ^= mixed >> _HALF
@@ -157,21 +176,8 @@ def _mixed(words: Words) -> NDArray[np.uint64]:
     return mixed
 
 
-def _distinct(words: Words) -> tuple[NDArray[np.uint64], Words]:
-    """The states in the order of their hashes, which come first; of equal neighbours the first."""
-    mixed = _mixed(words)
-    if len(words) == 1:
-        mixed.sort()
-        mixed = mixed.take(np.concatenate([[0], (mixed[1:] != mixed[:-1]).nonzero()[0] + 1]))
-        word = mixed * _BACK[1]
-        word ^= word >> _HALF
-        word *= _BACK[0]
-        return mixed, [word]
-    order = mixed.argsort()
-    mixed = mixed.take(order)
-    words = [word.take(order) for word in words]
-    differs = mixed[1:] != mixed[:-1]
-    for word in words:
-        differs |= word[1:] != word[:-1]
-    keep = np.concatenate([[0], differs.nonzero()[0] + 1])
-    return mixed.take(keep), [word.take(keep) for word in words]
+def _unmixed(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    word = mixed * _BACK[1]
+    word ^= word >> _HALF
+    word *= _BACK[0]
+    return word

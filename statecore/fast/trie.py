@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DefinitionError
 from .intern import Layout, Words
-from .states import States
+from .states import States, unlike
 from .tracing import Outcome, Run
 
 __all__ = ["Columns", "Leaves", "Trie"]
@@ -55,6 +55,15 @@ class Columns:
         if rows is None:
             rows = self._where[slot, number] = (self.column(slot) == number).nonzero()[0]
         return rows
+
+    def unlike(self, slots: set[int]) -> Columns:
+        """Some of the states, among them one for each combination of values that these slots have here."""
+        masks = [0] * len(self.words)
+        for slot in slots:
+            masks[self.layout.word[slot]] |= self.layout.mask(slot)
+        parts = [word & np.uint64(mask) for word, mask in zip(self.words, masks, strict=True) if mask]
+        rows = unlike(parts)
+        return Columns([word.take(rows) for word in self.words], self.layout)
 
     def ids(self, row: int) -> tuple[int, ...]:
         """The numbers of all slots in one row."""
@@ -226,7 +235,7 @@ class Trie:
                 number = number.take(rows)
         else:
             assert rows is not None or len(nodes) == columns.count
-            for slot in self._read - columns.there:
+            for slot in self.reads - columns.there:
                 columns.column(slot)
             number = self._slots.take(nodes)
             number *= columns.count
@@ -267,7 +276,8 @@ class Trie:
         self._used = 0
         self._slots: Ints = np.empty(1 << 4, np.int64)  # of each node: the slot that it looks at,
         self._bases: Ints = np.empty(1 << 4, np.int64)  # and where its children begin
-        self._read: set[int] = set()
+        self.reads: set[int] = set()
+        """The slots that nodes look at."""
         self._sparse = States(1)
         self._sparse_child: Codes = np.full(1 << 8, UNKNOWN, np.int32)
         self._has_sparse = False
@@ -277,7 +287,7 @@ class Trie:
         if node == len(self._slots):
             self._slots, self._bases = (np.concatenate([of, np.empty_like(of)]) for of in (self._slots, self._bases))
         self._slots[node] = slot
-        self._read.add(slot)
+        self.reads.add(slot)
         room = self.layout.capacity(slot)
         if node and self._used + room > FLAT_MOST:
             self._bases[node] = _NOT_FLAT
