@@ -19,7 +19,7 @@ __all__ = ["BATCH", "CHUNK", "Expander", "Fired"]
 CHUNK = 1 << 15
 """States are looked at so many at a time."""
 
-BATCH = 1 << 19
+BATCH = 1 << 18
 """So many states at least are looked up together, if a level has as many: equal ones among them are seen at once."""
 
 DEEP = 6

@@ -19,6 +19,8 @@ MOST_STATES = 2**31 - 2**22
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 _BACK = tuple(np.uint64(pow(int(odd), -1, 1 << 64)) for odd in _MIX)
 _HALF = np.uint64(32)
+PIECE = 1 << 14
+"""So many are hashed at a time, which a processor keeps at hand from one operation to the next."""
 Index = NDArray[np.int32]
 
 
@@ -136,7 +138,7 @@ class States:
             bits += 1
         if bits != self._bits:
             # In the order of their places, so that those in the larger table follow each other too.
-            order = self._table[self._table >= 0]
+            order = self._table.take((self._table >= 0).nonzero()[0])
             self._set_bits(bits)
             self._fill(order)
 
@@ -166,14 +168,17 @@ def unlike(words: Words) -> NDArray[np.int64]:
 
 def _mixed(words: Words) -> NDArray[np.uint64]:
     """A hash of each state; those of one word have different ones, from which `_unmixed` gets the word back."""
-    mixed = words[0] * _MIX[0]
-    for word in words[1:]:
+    hashes = np.empty_like(words[0])
+    for begin in range(0, len(hashes), PIECE):
+        piece = [word[begin : begin + PIECE] for word in words]
+        mixed = np.multiply(piece[0], _MIX[0], out=hashes[begin : begin + PIECE])
+        for word in piece[1:]:
+            mixed ^= mixed >> _HALF
+            mixed += word
+            mixed *= _MIX[0]
         mixed ^= mixed >> _HALF
-        mixed += word
-        mixed *= _MIX[0]
-    mixed ^= mixed >> _HALF
-    mixed *= _MIX[1]
-    return mixed
+        mixed *= _MIX[1]
+    return hashes
 
 
 def _unmixed(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:

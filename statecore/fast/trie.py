@@ -172,7 +172,7 @@ class Trie:
         if self.layout.capacity(self._slot[node]) <= FEW:
             started = self._start(columns, learn, found_rows, found)
             if started is None:
-                return _joined(found_rows, found)
+                return self._joined(found_rows, found)
             rows, node, nodes = started
         while True:
             child = self._children(columns, rows, node, nodes, learn)
@@ -197,7 +197,16 @@ class Trie:
                 rows = left if rows is None else rows.take(left)
                 least = int(child.min())
             node, nodes = most, None if least == most else child.astype(np.int64)
-        return _joined(found_rows, found)
+        return self._joined(found_rows, found)
+
+    def _joined(self, rows: list[Ints], found: list[Codes]) -> tuple[Ints, Ints]:
+        """Rows and leaves in one array each."""
+        if not found:
+            return _NONE, _NONE
+        all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        if len(self.leaves.outcomes) == 1:
+            return all_rows, np.broadcast_to(np.int64(0), len(all_rows))
+        return all_rows, np.subtract(LEAF, found[0] if len(found) == 1 else np.concatenate(found), dtype=np.int64)
 
     def _start(
         self, columns: Columns, learn: Learn, found_rows: list[Ints], found: list[Codes]
@@ -219,7 +228,7 @@ class Trie:
                 going.append((rows, child))
             elif child != HELD:
                 found_rows.append(rows)
-                found.append(np.full(len(rows), child, np.int32))
+                found.append(np.broadcast_to(np.int32(child), len(rows)))
         if not going:
             return None
         if len(going) == 1:
@@ -347,15 +356,6 @@ class Trie:
             f"{self.where} is not a function of the slots that it reads: after the same reads it once {went_on} and "
             "once did something else; keep all that matters in slots"
         )
-
-
-def _joined(rows: list[Ints], found: list[Codes]) -> tuple[Ints, Ints]:
-    """Rows and leaves in one array each."""
-    if not found:
-        return _NONE, _NONE
-    if len(found) == 1:
-        return rows[0], np.subtract(LEAF, found[0], dtype=np.int64)
-    return np.concatenate(rows), np.subtract(LEAF, np.concatenate(found), dtype=np.int64)
 
 
 _NONE: Ints = np.empty(0, np.int64)
