@@ -119,17 +119,16 @@ class _Backward:
         mine = [(here, after) for may, here, after in self.kept if may & bit]
         if not mine:
             return
-        source, target = (np.concatenate(positions) for positions in zip(*mine, strict=True))
-        fresh = np.unique(source[self.bits[target] & bit != 0])
-        order = np.argsort(target, kind="stable")
-        source, target = source[order], target[order]
+        source, target = (np.concatenate(positions).astype(np.int64) for positions in zip(*mine, strict=True))
+        fresh = _once(source[self.bits[target] & bit != 0])
+        edges = np.sort(target << 32 | source)
         while len(fresh):
             self.bits[fresh] |= bit
-            first = np.searchsorted(target, fresh, "left")
-            lengths = np.searchsorted(target, fresh, "right") - first
-            edges = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-            before = source[edges]
-            fresh = np.unique(before[self.bits[before] & bit == 0])
+            first = np.searchsorted(edges, fresh << 32)
+            lengths = np.searchsorted(edges, fresh + 1 << 32) - first
+            found = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+            before = edges[found] & 0xFFFFFFFF
+            fresh = _once(before[self.bits[before] & bit == 0])
 
     def _columns(self, positions: Ints) -> Columns:
         words = [column.take(positions) for column in self.expander.states.columns]
@@ -141,3 +140,9 @@ class _Backward:
         some = (wanted if rows is None else wanted.take(rows)).nonzero()[0]
         rows, after = self.expander.after(columns, (number, some if rows is None else rows.take(some), leaves.take(some)))
         return np.arange(columns.count) if rows is None else rows, self.expander.states.find(after).astype(np.int64)
+
+
+def _once(positions: Ints) -> Ints:
+    """Each position once, in order."""
+    positions = np.sort(positions)
+    return np.concatenate([positions[:1], positions[1:][positions[1:] != positions[:-1]]])
