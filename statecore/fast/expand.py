@@ -123,9 +123,9 @@ class Expander:
         return (first if rows is None else int(rows[first])), name
 
     def false(self, declared: Property, columns: Columns) -> Ints:
-        """The rows in which the property is false, in order."""
+        """The rows in which the property is false, in no order."""
         rows, _ = self._asked(self._trie_of(declared), declared, columns)
-        return np.arange(columns.count) if rows is None else np.sort(rows)
+        return np.arange(columns.count) if rows is None else rows
 
     def true_in_all(self, declared: Property, columns: Columns) -> bool:
         """Whether the property is true in all rows; one that looks at many slots is asked once for all alike in them."""
@@ -146,7 +146,7 @@ class Expander:
     def _asked(self, trie: Trie, declared: Property, columns: Columns) -> tuple[Ints | None, Ints]:
         def learn(row: int) -> tuple[Run, tuple[int, ...]]:
             ids = columns.ids(row)
-            return self.tracer.holds(declared.name, declared, ids), ids
+            return self.tracer.holds(trie.where, declared, ids), ids
 
         return trie.run(columns, learn)
 

@@ -90,22 +90,22 @@ class _Backward:
         gained = dict.fromkeys(self.allowed, 0)
         for number in sorted(self.gain, key=self.gain.__getitem__, reverse=True):
             may = self.allowed[number]
-            wanted = bits[todo] & may != may
+            wanted = bits.take(todo) & may != may
             if not wanted.any():
                 continue
             if columns is None:
                 columns = self._columns(todo)
             for fired in self.expander.each(columns, [number]):
                 rows, after = self._after(columns, fired, wanted)
-                here = todo[rows]
-                old = bits[here]
-                new = old | bits[after] & may
+                here = todo.take(rows)
+                old = bits.take(here)
+                new = old | bits.take(after) & may
                 bits[here] = new
                 gained[number] = int(np.count_nonzero(new != old))
                 left = np.flatnonzero(new & may != may)
                 kept.append((may, here[left], after[left]))
             if gained[number]:
-                left = np.flatnonzero(bits[todo] != self.all)
+                left = np.flatnonzero(bits.take(todo) != self.all)
                 if len(left) * 4 < 3 * len(todo):
                     todo, columns = todo[left], None
         for may, here, after in kept:

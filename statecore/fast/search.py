@@ -119,9 +119,9 @@ class _Search:
         for each in self.declared[Kind.ALWAYS]:
             if self.expander.true_in_all(each, columns):
                 continue
-            rows = self.expander.false(each, columns)
-            if first is None or rows[0] < first[0]:
-                first = int(rows[0]), each
+            row = int(self.expander.false(each, columns).min())
+            if first is None or row < first[0]:
+                first = row, each
         if first is not None:
             self.result.violation = self._violation(begin + first[0], first[1].name, first[1].covers)
             return True
@@ -155,7 +155,7 @@ class _Search:
                 of_dead = Columns([word[dead] for word in columns.words], columns.layout)
                 dead = dead[expander.false(each_final, of_dead)]
         if len(dead):
-            result.violation = self._violation(begin + int(dead[0]), "deadlock", ())
+            result.violation = self._violation(begin + int(dead.min()), "deadlock", ())
         return bool(len(dead))
 
     def _failed(self) -> bool:

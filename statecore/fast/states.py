@@ -55,7 +55,8 @@ class States:
         """All of them are there; equal ones once."""
         # In the order of their hashes, which is that of their places in the table. It is quickest to sort hashes alone.
         if len(new) == 1:
-            mixed = np.sort(_mixed(new))
+            mixed = _mixed(new)
+            mixed.sort()
             differs = np.ones(len(mixed), bool)
             differs[1:] = mixed[1:] != mixed[:-1]
             mixed = mixed.take(differs.nonzero()[0])
@@ -135,7 +136,7 @@ class States:
                 self.columns[number][: self.count] = column[: self.count]
         bits = self._bits
         while need * 3 > 2 << bits or self.count * 2 > 1 << bits:
-            bits += 1
+            bits += 2 if len(self.columns) == 1 else 1  # rarely, if there is memory for it
         if bits != self._bits:
             # In the order of their places, so that those in the larger table follow each other too.
             order = self._table.take((self._table >= 0).nonzero()[0])

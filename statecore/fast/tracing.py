@@ -80,9 +80,9 @@ class Tracer:
             self._ghosts.look(where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
         return run
 
-    def holds(self, name: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
-        """A run of a predicate; the outcome is `enabled` where it is false."""
-        return self._run(f"property {name!r}", lambda world: HELD if world.holds(predicate) else BROKEN, ids)
+    def holds(self, where: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
+        """A run of a predicate, which `where` names; the outcome is `enabled` where it is false."""
+        return self._run(where, lambda world: HELD if world.holds(predicate) else BROKEN, ids)
 
     def check_unchanged(self) -> None:
         """Every value of every slot is still what it was when it was met."""

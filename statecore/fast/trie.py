@@ -111,7 +111,7 @@ class Leaves:
     def apply(self, before: Words, leaves: Ints, layout: Layout) -> tuple[Words, NDArray[np.bool_]]:
         """The states after the step, of row i by leaf `leaves[i]`, and in which rows they are others than before."""
         after = []
-        changed = np.zeros(len(leaves), bool)
+        changed: NDArray[np.bool_] | None = None
         for word, ((keep, put), changes) in zip(before, self.masks(layout), strict=True):
             if not changes:
                 after.append(word)
@@ -124,8 +124,9 @@ class Leaves:
                 values &= word
                 values |= put.take(leaves)
             after.append(values)
-            changed |= values != word
-        return after, changed
+            differs = values != word
+            changed = differs if changed is None else changed | differs
+        return after, np.zeros(len(leaves), bool) if changed is None else changed
 
 
 class Trie:
@@ -205,7 +206,7 @@ class Trie:
             return _NONE, _NONE
         all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
         if len(self.leaves.outcomes) == 1:
-            return all_rows, np.broadcast_to(np.int64(0), len(all_rows))
+            return all_rows, np.zeros(len(all_rows), np.int64)
         return all_rows, np.subtract(LEAF, found[0] if len(found) == 1 else np.concatenate(found), dtype=np.int64)
 
     def _start(
@@ -228,7 +229,7 @@ class Trie:
                 going.append((rows, child))
             elif child != HELD:
                 found_rows.append(rows)
-                found.append(np.broadcast_to(np.int32(child), len(rows)))
+                found.append(np.full(len(rows), child, np.int32))
         if not going:
             return None
         if len(going) == 1:
