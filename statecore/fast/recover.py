@@ -25,9 +25,7 @@ AT_ONCE = 8
 """So many properties are asked about at once: each has a bit of a byte for each state."""
 
 
-def stuck(
-    expander: Expander, declared: Sequence[Property], stopped: Callable[[], bool]
-) -> tuple[int, Property] | None:
+def stuck(expander: Expander, declared: Sequence[Property], stopped: Callable[[], bool]) -> tuple[int, Property] | None:
     """The first property that can never be reached again from some state, and the position of the first such state.
 
     None if there is none. Steps that are faults are not allowed, nor, if a property names actions, any other ones.
@@ -138,7 +136,8 @@ class _Backward:
         """Rows, of those wanted, from which the step leads on, and the positions that it leads to."""
         number, rows, leaves = fired
         some = (wanted if rows is None else wanted.take(rows)).nonzero()[0]
-        rows, after = self.expander.after(columns, (number, some if rows is None else rows.take(some), leaves.take(some)))
+        rows = some if rows is None else rows.take(some)
+        rows, after = self.expander.after(columns, (number, rows, leaves.take(some)))
         return np.arange(columns.count) if rows is None else rows, self.expander.states.find(after).astype(np.int64)
 
 

@@ -61,6 +61,7 @@ class Tracer:
 
     def act(self, where: str, action: Action, args: tuple[Any, ...], ids: tuple[int, ...]) -> Run:
         """A run of an action; `where` names it."""
+
         def call(world: Any) -> Outcome:
             try:
                 enabled = world.act(action, args)

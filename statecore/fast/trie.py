@@ -43,7 +43,7 @@ class Columns:
         self._where: dict[tuple[int, int], Ints] = {}
 
     def column(self, slot: int) -> Ints:
-        column = self._numbers[slot]
+        column: Ints = self._numbers[slot]
         if slot not in self.there:
             self.layout.column(self.words, slot, column.view(np.uint64))
             self.there.add(slot)
@@ -216,15 +216,15 @@ class Trie:
         given back, if anything does: rows and their nodes, as one or each."""
         slot = self._slot[self._root]
         going: list[tuple[Ints, int]] = []
-        for number, child in enumerate(self._flat[: self.layout.capacity(slot)].tolist()):
-            if child == HELD:
+        for number, known in enumerate(self._flat[: self.layout.capacity(slot)].tolist()):
+            if known == HELD:
                 continue
             rows = columns.where(slot, number)
             if not len(rows):
                 continue
-            if child == UNKNOWN:
+            if known == UNKNOWN:
                 self._insert(learn(int(rows[0])))
-                child = self._edges[self._root << 32 | number]
+            child = self._edges[self._root << 32 | number]
             if child >= 0:
                 going.append((rows, child))
             elif child != HELD:
