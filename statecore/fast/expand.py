@@ -62,7 +62,7 @@ class Expander:
         return Columns(self.states.words(begin, end), self.layout)
 
     def fired(self, begin: int, columns: Columns) -> tuple[Columns, list[Fired]]:
-        """What is enabled in the states from `begin` on; whatever it does fits into the layout of what is given back."""
+        """What is enabled in the states from `begin` on; whatever it does fits into the layout that is given back."""
         while True:
             fired = list(self.each(columns, range(len(self.steps))))
             if not self.grow():
@@ -127,7 +127,7 @@ class Expander:
         return np.arange(columns.count) if rows is None else rows
 
     def true_in_all(self, declared: Property, columns: Columns) -> bool:
-        """Whether the property is true in all rows; one that looks at many slots is asked once for all alike in them."""
+        """Whether the property is true in all rows; one that looks at many slots is asked once for those alike in them."""
         trie = self._trie_of(declared)
         while len(trie.reads) >= DEEP:
             before = len(trie.reads)
