@@ -4,6 +4,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .venv-peers
+PEERS_READY := $(PEERS)/.ready
+PEERS_PYTHON ?= $(BIN)/python
 ARGS ?=
 SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -11,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test models mutations lint format bench wheel-check docs clean
+.PHONY: help demo test models mutations lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
@@ -20,7 +23,8 @@ help:
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make format       lets ruff order the imports and mend what it can"
-	@echo "make bench        what is measured (ARGS=--short for a quick look)"
+	@echo "make bench        all that is measured (ARGS=--short for a quick look)"
+	@echo "make bench-checking  ours beside other checkers, which it installs (PEERS_PYTHON=python3.12: musil needs that)"
 	@echo "make docs         writes the generated pages of docs/ anew"
 	@echo "make wheel-check  builds the wheel and runs the demo from it, in a venv and a directory of its own"
 	@echo "make clean        removes .venv and everything else that was made here"
@@ -49,6 +53,11 @@ format: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# Spin is a Debian package; without it (or without musil, on an older Python) the rows say so and the others are measured.
+bench-checking: $(READY) $(PEERS_READY)
+	@{ command -v spin && command -v gcc; } >/dev/null || echo "for the rows of Spin: apt-get install spin gcc"
+	@$(BIN)/python -m benchmarks --only checking $(ARGS)
+
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 
@@ -56,7 +65,7 @@ wheel-check: $(READY)
 	@bash .ci/wheel_check.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) dist build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .test-results
+	rm -rf $(VENV) $(PEERS) dist build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml .ci/find_python.sh
@@ -65,3 +74,14 @@ $(READY): pyproject.toml .ci/find_python.sh
 	rm -rf $(VENV); $$python -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"; \
 	touch $(READY)
+
+# Whoever names an interpreter wants that one.
+ifeq ($(origin PEERS_PYTHON),command line)
+.PHONY: $(PEERS_READY)
+endif
+
+$(PEERS_READY): benchmarks/checkers/requirements.txt | $(READY)
+	@set -e; echo "making $(PEERS) with $(PEERS_PYTHON) ($$($(PEERS_PYTHON) --version))"; \
+	rm -rf $(PEERS); $(PEERS_PYTHON) -m venv $(PEERS); \
+	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/checkers/requirements.txt; \
+	touch $(PEERS_READY)

@@ -47,19 +47,22 @@ PY
 echo "== statecore without extras lists its commands"
 "$work/venv/bin/statecore" --help
 
-echo "== statecore check and pytest, on the world of the how-to"
-mkdir models
-"$python" - "$root/docs/how-to/check-your-own-participant-kind.md" <<'PY'
+echo "== statecore check and pytest, on the world of the how-to, and the recipe for CI"
+mkdir models ci
+"$python" - "$root"/docs/how-to/{check-your-own-participant-kind,run-checks-in-ci}.md <<'PY'
 import pathlib, re, sys
 
-page = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")
-for name, text in re.findall(r"<!-- file: (models/[\w.]+|pytest.ini) -->\n```\w+\n(.*?)```", page, re.DOTALL):
-    pathlib.Path(name).write_text(text, encoding="utf-8")
+files = re.compile(r"<!-- file: (models/[\w.]+|ci/[\w.-]+|pytest.ini) -->\n```\w+\n(.*?)```", re.DOTALL)
+for page in sys.argv[1:]:
+    for name, text in files.findall(pathlib.Path(page).read_text(encoding="utf-8")):
+        pathlib.Path(name).write_text(text, encoding="utf-8")
 PY
 "$work/venv/bin/statecore" check models/notes.py
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check pytest
 "$work/venv/bin/pytest" -q models/ | tee "$work/pytest.out"
 grep -q "1 passed" "$work/pytest.out"
+PATH="$work/venv/bin:$PATH" sh ci/check-models.sh
+grep -q 'name="verdict" value="holds"' found/models.xml
 
 echo "== statecore demo --plain, from the wheel with its extra"
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[demo]"

@@ -1,31 +1,35 @@
-"""``make bench``: overhead per turn, then time per phase of a checkpoint. ``--short`` for a quick look."""
+"""``make bench``: overhead per turn, time per phase of a checkpoint, then checking. ``--short`` for a quick look."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import trio
 
-from . import overhead, phases
-from .measure import machine, write
+from . import checking, overhead, phases
+from .measure import machine, markdown, write
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--short", action="store_true", help="small sizes and few repeats: shows that it runs")
     parser.add_argument("--json", type=Path, default=Path(".bench"), help="where the figures go (default: .bench)")
-    parser.add_argument("--only", choices=("overhead", "phases"), help="one of the two")
+    parser.add_argument("--only", choices=("overhead", "phases", "checking"), help="one of the three")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown (of checking)")
     options = parser.parse_args()
     print("machine:", ", ".join(f"{name} {value}" for name, value in machine().items()), flush=True)
-    for name, part in (("overhead", overhead), ("phases", phases)):
+    parts: dict[str, Any] = {"overhead": overhead, "phases": phases, "checking": checking}
+    for name, part in parts.items():
         if options.only not in (None, name):
             continue
         print(f"\n{(part.__doc__ or '').splitlines()[0]}", flush=True)
         with tempfile.TemporaryDirectory(prefix="statecore-bench-") as directory:
             results = await part.run(Path(directory), short=options.short)
-        print(part.show(results), flush=True)
+        shown = {"form": markdown} if options.markdown and part is checking else {}
+        print(part.show(results, **shown), flush=True)
         write(options.json, name, results)
 
 

@@ -8,6 +8,7 @@ import platform
 import random
 import statistics
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def machine() -> dict[str, Any]:
     memory_kb = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     return {
         "python": platform.python_version(),
+        "numpy": version("numpy"),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": model or platform.processor() or "unknown",
         "cores": os.cpu_count(),
@@ -62,6 +64,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The same as a table of a Markdown page."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
 def write(path: Path, name: str, figures: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from models.checkpoint import CheckpointWorld
+from models.checkpoint import CheckpointWorld, OverOneMoreServer
+from models.fleet import NAMES
 from models.twins import without_rule
+from models.written import Kept, Known
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed
 from participants.machines.control import (
     PARTICIPANT,
@@ -30,8 +32,10 @@ from participants.machines.transaction import (
     note_proof,
     read_claims,
 )
+from participants.records.records import Disposition
 from statecore import go, stay, when
 from statecore.properties import always
+from statecore.world import action, slot
 
 
 class PublishedWithoutProof(CheckpointWorld):
@@ -51,12 +55,6 @@ class ProvedTooEarly(CheckpointWorld):
     TRANSACTION = without_rule(
         TRANSACTION, {(TransactionState.SAVING, ProofGiven): stay(do=note_proof)}
     )  # fmt: skip
-
-
-class CompletedWhileCommitted(CheckpointWorld):
-    """I65: an attempt whose part is committed may complete before it is released."""
-
-    ATTEMPT = without_rule(ATTEMPT, {(AttemptState.COMMITTED, Completed): go(AttemptState.COMPLETED)})
 
 
 class StirredWhileClosed(CheckpointWorld):
@@ -104,21 +102,72 @@ class AnyLifeMayPrepare(CheckpointWorld):
     )  # fmt: skip
 
 
-class PublishedWithoutProofSeenByItsHarm(PublishedWithoutProof):
-    """S32 once more, with nothing said about moments: what is published is both completed and resumable (I65)."""
+class DecidedBeforeTheReading(PublishedWithoutProof):
+    """I65: the registry decides who continues when parts are read back; the ledger is read later, and has a result.
+
+    Three rules cover each other: one reading for both, the proof (the last turn ran, so a lease had ended), and that
+    the directory is validated before it is published. With any of them nothing breaks.
+    """
+
+    early: Disposition | None = slot(None)
+
+    @action
+    def settle(self) -> object:
+        if CheckpointWorld.settle.function(self) is False:
+            return False
+        self.early = CheckpointWorld._row(self, "a", self.a_known)
+        return None
+
+    def _row(self, name: str, known: Known) -> Disposition:
+        """A *continue* that was decided stands, whatever the ledger has by now."""
+        row, self.early = self.early, None
+        return row if row is Disposition.CONTINUE else CheckpointWorld._row(self, name, known)
+
+    def _validates(self, draft: Kept) -> bool:
+        return True
 
     @always
     def published_is_one_moment(self) -> bool:
         return True
 
 
+class RecordsDecide(OverOneMoreServer):
+    """Section 6: a restart continues whatever has records that agree, whatever the registry says.
+
+    Another rule covers it: servers that know of scopes write no record of a rollout that is not to be continued.
+    """
+
+    def _continues(self, kept: Kept) -> bool:
+        return kept.turn is not None and kept.turn == kept.revision
+
+
+class CompletedWhileCommittedAndDecidedBefore(DecidedBeforeTheReading):
+    """I65 once more, with every proof given: an attempt whose part is committed completes before it is released."""
+
+    TRANSACTION = TRANSACTION
+    ATTEMPT = without_rule(ATTEMPT, {(AttemptState.COMMITTED, Completed): go(AttemptState.COMPLETED)})
+
+
+class AnsweredBeforeSynced(CheckpointWorld):
+    """S34: a server answers its commit when its files are there, before their directory is synced."""
+
+    @action(over=NAMES)
+    def write_part(self, name: str) -> object:
+        if CheckpointWorld.write_part.function(self, name) is False:
+            return False
+        self._part_written(name)
+        return None
+
+
 TWINS = (
     PublishedWithoutProof,
     ProvedTooEarly,
-    CompletedWhileCommitted,
     StirredWhileClosed,
     LeaseEndedWithoutFence,
     UnseenAbortWithoutFence,
     AnyLifeMayPrepare,
-    PublishedWithoutProofSeenByItsHarm,
+    DecidedBeforeTheReading,
+    RecordsDecide,
+    CompletedWhileCommittedAndDecidedBefore,
+    AnsweredBeforeSynced,
 )

@@ -1,110 +1,177 @@
-"""A rollout over an agent and a tools server, without a coordinator: the part of a world that lives in the servers.
+"""Rollouts over an agent and a tools server, without a coordinator: the part of a world that lives in the servers.
 
 A turn is a tool call and a boundary behind it; at a boundary the agent goes on, parks if it is closed, or is done. The
-revision of the tools session counts its mutations; turn and revision agree whenever nothing is in flight. Leases end at
-any moment: worlds have no clock. docs/reference/protocol.md sections 4 to 6.
+revision of a tools session counts its calls; turn and revision agree whenever no call is under way. A call may be on
+its way for long, or lose its answer, and is then sent again under the same operation id. Leases end at any moment:
+worlds have no clock. docs/reference/protocol.md sections 4 to 6.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from models.server import CLOSED_PHASES, Server, knock, server, tell
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed, Parked, PartWritten, Released
-from participants.machines.control import PARTICIPANT, Control, LeaseExpired, Phase, ReadinessReached, ResumeRequested
+from participants.machines.control import (
+    PARTICIPANT,
+    Control,
+    LeaseExpired,
+    Phase,
+    ReadinessReached,
+    ResumeRequested,
+    is_data_of_other_life,
+)
 from participants.machines.control import PartWritten as ServerPartWritten
 from participants.machines.gate import GATE, Arrived, Ended, GateData, GateState, Settled, SettledEnded, Stirred
 from statecore import Snapshot, Table
 from statecore.properties import always, recoverable, sometimes
-from statecore.world import World, action, param, slot
+from statecore.world import Late, World, action, ghost, param, slot, volatile, wire
 
 NAMES = ("agent", "tools")
 
 
 @frozen(cache_hash=True)
-class Part:
-    """A written part: for which checkpoint, and at which position its record stands (None: no record)."""
+class Loop:
+    """A rollout at its agent: its attempt, the turns it has taken, and where its tool call is, if one is under way.
 
-    checkpoint_id: str
-    position: int | None
+    `call` is "there" from its arrival to its end, "away" while it is to be sent (again).
+    """
+
+    attempt: Snapshot[AttemptState, bool]
+    turn: int = 0
+    call: str = ""
+
+
+Records = tuple[int | None, int | None]  # where the agent's record of a rollout stands, and the session's
+
+
+def ids(world: Any) -> tuple[str, ...]:
+    """The rollouts of this run."""
+    return ("a", "b")[: world.rollouts]
 
 
 class FleetWorld(World):
-    """One rollout, one agent, one tools server."""
+    """One or two rollouts, one agent, one tools server."""
 
     PARTICIPANT: ClassVar[Table[Phase, Control]] = PARTICIPANT
     GATE: ClassVar[Table[GateState, GateData]] = GATE
     ATTEMPT: ClassVar[Table[AttemptState, bool]] = ATTEMPT
 
+    rollouts = param(1)
     turns = param(2)
+    faults = param(1)  # how many calls are late, lost or doubled
 
+    life: int = slot(1)
+    faults_left: int = slot(make=lambda world: world.faults)
     agent: Server = slot(server("agent-1"))
     tools: Server = slot(server("tools-1"))
-    attempt: Snapshot[AttemptState, bool] = slot(ATTEMPT.start())
-    turn: int = slot(0)
-    calling: bool = slot(False)
-    revision: int = slot(0)
-    agent_part: Part | None = slot(None)
-    tools_part: Part | None = slot(None)
-    agent_gone: frozenset[str] = slot(frozenset())  # ghosts: the ids that have ended there
-    tools_gone: frozenset[str] = slot(frozenset())
+    a: Loop = volatile(Loop(ATTEMPT.start()), of="agent")
+    a_session: int | None = volatile(None, of="tools")
+    a_records: Records = slot((None, None))
+    b: Loop = volatile(Loop(ATTEMPT.start()), of="agent")
+    b_session: int | None = volatile(None, of="tools")
+    b_records: Records = slot((None, None))
+    written: frozenset[str] = slot(frozenset())  # whose part is there: its files are, and maybe not their names
+    synced: frozenset[str] = slot(frozenset())  # whose part is there after a power failure as well
+    late: Late | None = wire(None)  # a call that is still on its way
+    gone: frozenset[tuple[str, str]] = ghost(frozenset())  # (server, id) that has ended
 
-    # --- the rollout
+    # --- the rollouts
 
-    @action
-    def call_tool(self) -> object:
+    @action(over=ids, by="agent")
+    def call_tool(self, name: str) -> object:
         """The agent calls its tool; behind a boundary only while it is open, else it parks."""
-        at_boundary = self.turn > 0
-        if self.attempt.state is not AttemptState.RUNNING or self.calling or self.turn == self.turns:
+        loop = self._loop(name)
+        if loop.attempt.state is not AttemptState.RUNNING or loop.turn == self.turns or loop.call == "there":
             return False
-        if at_boundary and not self.agent.is_open:
+        if loop.turn > 0 and not loop.call and not self.agent.is_open:
             return False
-        self.tools = knock(self.tools, Arrived(), self.GATE)
-        self.calling = True
+        self._call_arrives(name, loop.turn + 1)
+        self._set(name, evolve(loop, call="there"))
         return None
 
-    @action
-    def end_tool_call(self) -> object:
-        """The mutation is applied and its reply is there: the session and the conversation are one further."""
-        if not self.calling:
+    @action(fault=True, over=ids, by="agent")
+    def call_tool_delayed(self, name: str) -> object:
+        """The call does not arrive now; it is sent again, and the first sending may come later."""
+        if not self._spend():
+            return False
+        loop = self._loop(name)
+        if loop.attempt.state is not AttemptState.RUNNING or loop.turn == self.turns or loop.call:
+            return False
+        if loop.turn > 0 and not self.agent.is_open:
+            return False
+        self.late = Late("call", (name,), (self.life, loop.turn + 1))
+        self._set(name, evolve(loop, call="away"))
+        return None
+
+    @action(fault=True, over=ids, by="tools")
+    def call_tool_late(self, name: str) -> object:
+        """It comes after all, and nobody waits for its answer: applied if it was not, and refused in another life."""
+        if self.late is None or (self.late.call, self.late.args) != ("call", (name,)):
+            return False
+        life, operation = self.late.request
+        self.late = None
+        if is_data_of_other_life(self.tools.control.data, life) or not self.tools.is_open:
+            return None
+        self._apply(name, operation)
+        return None
+
+    @action(over=ids, by="tools")
+    def end_tool_call(self, name: str) -> object:
+        """The call is applied and its answer is there: the session and the conversation are one further."""
+        loop = self._loop(name)
+        if loop.call != "there":
             return False
         self.tools = knock(self.tools, Ended(), self.GATE)  # refused while it is held
-        self.calling = False
-        self.revision += 1
-        if self.attempt.state is AttemptState.RUNNING:
-            self.turn += 1
+        self._apply(name, loop.turn + 1)
+        self._set(name, evolve(loop, turn=loop.turn + 1, call=""))
         return None
 
-    @action
-    def park(self) -> object:
-        """The agent stands at its boundary while it is closed; the last turn is no boundary."""
-        if self.agent.is_open or self.calling or not 0 < self.turn < self.turns:
+    @action(fault=True, over=ids, by="tools")
+    def end_tool_call_answer_lost(self, name: str) -> object:
+        """It is applied, and the agent does not hear of it: it sends the call again."""
+        if not self._spend():
             return False
-        if self.attempt.state is not AttemptState.RUNNING:
+        loop = self._loop(name)
+        if loop.call != "there":
+            return False
+        self.tools = knock(self.tools, Ended(), self.GATE)
+        self._apply(name, loop.turn + 1)
+        self._set(name, evolve(loop, call="away"))
+        return None
+
+    @action(over=ids, by="agent")
+    def park(self, name: str) -> object:
+        """The agent stands at its boundary while it is closed; the last turn is no boundary."""
+        loop = self._loop(name)
+        if self.agent.is_open or loop.call or not 0 < loop.turn < self.turns:
+            return False
+        if loop.attempt.state is not AttemptState.RUNNING:
             return False
         self.agent = knock(self.agent, Settled(), self.GATE)
-        self.attempt, _ = self.ATTEMPT.step(self.attempt, Parked())
+        self._step(name, Parked())
         return None
 
-    @action
-    def unpark(self) -> object:
+    @action(over=ids, by="agent")
+    def unpark(self, name: str) -> object:
         """The agent goes on when it is open."""
-        if self.attempt.state not in (AttemptState.PARKED, AttemptState.COMMITTED):
+        if self._loop(name).attempt.state not in (AttemptState.PARKED, AttemptState.COMMITTED):
             return False
         self.agent = knock(self.agent, Stirred(), self.GATE)
-        self.attempt, _ = self.ATTEMPT.step(self.attempt, Released())
+        self._step(name, Released())
         return None
 
-    @action
-    def complete(self) -> object:
+    @action(over=ids, by="agent")
+    def complete(self, name: str) -> object:
         """The turn was the last one: the result exists at the agent."""
-        if self.calling or self.turn == 0:
+        loop = self._loop(name)
+        if loop.call or loop.turn == 0:
             return False
-        standing = self.attempt.state in (AttemptState.PARKED, AttemptState.COMMITTED)
-        before, (self.attempt, _) = self.attempt, self.ATTEMPT.step(self.attempt, Completed())
-        if before == self.attempt:
+        standing = loop.attempt.state in (AttemptState.PARKED, AttemptState.COMMITTED)
+        self._step(name, Completed())
+        if self._loop(name) == loop:
             return False
         self.agent = knock(self.agent, SettledEnded() if standing else Ended(), self.GATE)
         return None
@@ -122,18 +189,28 @@ class FleetWorld(World):
 
     @action(over=NAMES)
     def write_part(self, name: str) -> object:
-        """The part is written: the agent's record if it stands at a boundary, the session's if there is one."""
+        """The files are there: a record of each rollout that stands at a boundary, or of each session there is."""
         control = self._server(name).control
-        if control.state is not Phase.PREPARED or control.data.writing is None:
+        if control.state is not Phase.PREPARED or control.data.writing is None or name in self.written:
             return False
-        self._send(name, ServerPartWritten(control.data.checkpoint_id or "", control.data.writing))
-        if name == "tools":
-            self.tools_part = Part(control.data.checkpoint_id or "", self.revision)
-        elif self.attempt.state.resumable:
-            self.attempt, _ = self.ATTEMPT.step(self.attempt, PartWritten())
-            self.agent_part = Part(control.data.checkpoint_id or "", self.turn)
-        else:
-            self.agent_part = Part(control.data.checkpoint_id or "", None)
+        for each in ids(self):
+            turn, revision = self._records(each)
+            if name == "tools":
+                self._set_records(each, (turn, getattr(self, f"{each}_session")))
+            else:
+                loop = self._loop(each)
+                self._set_records(each, (loop.turn if loop.attempt.state.resumable else None, revision))
+        self.written |= {name}
+        return None
+
+    @action(over=NAMES)
+    def sync_part(self, name: str) -> object:
+        """Their directory is synced: only now does the server answer."""
+        control = self._server(name).control
+        if control.state is not Phase.PREPARED or control.data.writing is None or name not in self.written:
+            return False
+        self.synced |= {name}
+        self._part_written(name)
         return None
 
     @action(over=NAMES)
@@ -147,27 +224,64 @@ class FleetWorld(World):
 
     # --- helpers
 
+    def _loop(self, name: str) -> Loop:
+        return self.a if name == "a" else self.b
+
+    def _set(self, name: str, loop: Loop) -> None:
+        setattr(self, name, loop)
+
+    def _step(self, name: str, event: object) -> None:
+        """The rollout's attempt takes the event."""
+        loop = self._loop(name)
+        attempt, _ = self.ATTEMPT.step(loop.attempt, event)
+        self._set(name, evolve(loop, attempt=attempt))
+
+    def _records(self, name: str) -> Records:
+        return self.a_records if name == "a" else self.b_records
+
+    def _set_records(self, name: str, records: Records) -> None:
+        setattr(self, f"{name}_records", records)
+
     def _server(self, name: str) -> Server:
         return self.agent if name == "agent" else self.tools
+
+    def _call_arrives(self, name: str, operation: int) -> None:
+        """A tool call is admitted or held; one for a session that is no more is not made (`session_lost`)."""
+        self.tools = knock(self.tools, Arrived(), self.GATE)
+
+    def _apply(self, name: str, operation: int) -> None:
+        """The session takes an operation once: the same again is answered from its recorded reply."""
+        session = getattr(self, f"{name}_session")
+        if session is None and operation > 1:
+            return  # `session_lost`: it is never made again
+        setattr(self, f"{name}_session", max(session or 0, operation))
+
+    def _part_written(self, name: str) -> None:
+        control = self._server(name).control.data
+        self._send(name, ServerPartWritten(control.checkpoint_id or "", control.writing or ""))
+        if name == "agent":
+            for each in ids(self):
+                if self._loop(each).attempt.state.resumable:
+                    self._step(each, PartWritten())
+
+    def _spend(self) -> bool:
+        """Whether one more fault may come; it is taken."""
+        if not self.faults_left:
+            return False
+        self.faults_left -= 1
+        return True
 
     def _send(self, name: str, event: Any) -> None:
         """The server takes the event; an id that has ended there changes nothing (I14), and only an end opens (I17)."""
         before = self._server(name)
         after, _ = tell(before, event, self.PARTICIPANT, self.GATE)
-        gone = self.agent_gone if name == "agent" else self.tools_gone
-        if event.checkpoint_id in gone and after != before:
+        if (name, event.checkpoint_id) in self.gone and after != before:
             self.fail("I14")
         if isinstance(event, (ResumeRequested, LeaseExpired)):
-            if name == "agent":
-                self.agent_gone |= {event.checkpoint_id}
-            else:
-                self.tools_gone |= {event.checkpoint_id}
+            self.gone |= {(name, event.checkpoint_id)}
         elif after.is_open and not before.is_open:
             self.fail("I17")
-        if name == "agent":
-            self.agent = after
-        else:
-            self.tools = after
+        setattr(self, name, after)
 
     # --- what must be true
 
@@ -185,7 +299,9 @@ class FleetWorld(World):
 
     @always(covers="I24")
     def nothing_moves_at_a_committed_agent(self) -> bool:
-        return self.agent.phase is not Phase.COMMITTED or self.attempt.state is not AttemptState.RUNNING
+        return self.agent.phase is not Phase.COMMITTED or all(
+            self._loop(each).attempt.state is not AttemptState.RUNNING for each in ids(self)
+        )
 
     @recoverable(covers=("I20", "I21"), by="expire")
     def accepting_by_itself(self) -> bool:

@@ -1,16 +1,18 @@
-"""Failing twins: a table with one protective rule taken out, everything else as it runs."""
+"""Worlds with something taken out: failing twins without a protective rule, and worlds in which less goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
 from statecore import Cell, Go, Table
-from statecore.table import leaves
+from statecore.table import Guard, When, leaves
+from statecore.world import World
 
 S = TypeVar("S", bound=Enum)
 D = TypeVar("D")
+W = TypeVar("W", bound=World)
 
 
 def without_rule(table: Table[S, D], cells: Mapping[tuple[S, type], Cell]) -> Table[S, D]:
@@ -36,3 +38,41 @@ def without_rule(table: Table[S, D], cells: Mapping[tuple[S, type], Cell]) -> Ta
         doc=table.doc,
     )
     return changed
+
+
+def without_guard(table: Table[S, D], guard: Guard) -> Table[S, D]:
+    """The table as if `guard` never held, in every cell; KeyError if no cell asks it."""
+    changed: dict[tuple[S, type], Cell] = {}
+    for state, row in table.cells.items():
+        for event, cell in row.items():
+            without = _without(cell, guard)
+            if without is not cell:
+                changed[state, event] = without
+    if not changed:
+        raise KeyError(f"no cell of table {table.name!r} asks {guard.__name__}")
+    return without_rule(table, changed)
+
+
+def _without(cell: Cell, guard: Guard) -> Cell:
+    """The cell itself where it does not ask."""
+    if not isinstance(cell, When):
+        return cell
+    if cell.guard is guard:
+        return _without(cell.otherwise, guard)
+    inner, otherwise = _without(cell.cell, guard), _without(cell.otherwise, guard)
+    if inner is cell.cell and otherwise is cell.otherwise:
+        return cell
+    return When(cell.guard, inner, otherwise)
+
+
+def without_faults(*kept: str) -> Callable[[type[W]], type[W]]:
+    """Decorate a world: it has no fault actions but these. ValueError for a name that is none of its fault actions."""
+
+    def decorate(world: type[W]) -> type[W]:
+        faults = {name for name, each in world.actions_.items() if each.fault}
+        if unknown := set(kept) - faults:
+            raise ValueError(f"{world.__name__} has no fault action {', '.join(sorted(unknown))}")
+        world.actions_ = {name: each for name, each in world.actions_.items() if name in kept or not each.fault}
+        return world
+
+    return decorate

@@ -2,7 +2,8 @@
 
 An action is tabulated by the slots that it reads, so it pays to read few and small ones. `two_phase(n)` is the world of
 n resource managers, with the states and steps of `models.two_phase_commit.TwoPhaseCommit`; `two_phase(n, planted=True)`
-is its failing twin, whose shortest counterexample has 2N + 3 steps.
+is its failing twin, whose shortest counterexample has 2N + 3 steps. Nothing tells one manager from another, so they are
+declared interchangeable.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from models.two_phase_commit import (
 )
 from statecore import Snapshot
 from statecore.properties import always, final, recoverable
-from statecore.world import World, action, slot
+from statecore.world import World, action, interchangeable, slot
 
 
 def two_phase(n: int, *, planted: bool = False) -> type[World]:
@@ -38,7 +39,8 @@ def two_phase(n: int, *, planted: bool = False) -> type[World]:
         "all_decided": recoverable(_for(n, all_decided)),
         "done": final(_for(n, all_decided)),
     }
-    return type(f"TwoPhase{n}", (World,), slots | actions | properties)
+    managers = interchangeable(*([f"{what}{rm}" for what in _EACH] for rm in range(n)))
+    return type(f"TwoPhase{n}", (World,), slots | actions | properties | {"managers": managers})
 
 
 _EACH: dict[str, Any] = {"manager": MANAGER.start(), "sent": False, "heard": False}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .properties import always, eventually, final, leads_to, recoverable, sometimes
     from .report import Report, check
     from .seams import Clock, Disk, Entropy
-    from .world import World, action, param, slot
+    from .world import World, action, interchangeable, param, slot
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,7 @@ __all__ = [
     "final",
     "go",
     "grid",
+    "interchangeable",
     "leads_to",
     "mermaid",
     "param",
@@ -77,7 +78,7 @@ _LATER = {
     "properties": ("always", "eventually", "final", "leads_to", "recoverable", "sometimes"),
     "report": ("Report", "check"),
     "seams": ("Clock", "Disk", "Entropy"),
-    "world": ("World", "action", "param", "slot"),
+    "world": ("World", "action", "interchangeable", "param", "slot"),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
 

@@ -114,22 +114,28 @@ class Call(_Declared):
 
     def _reply_lost(self, world: Any, *args: Any) -> object:
         """The request is handled, and its answer is lost."""
+        if not _spend(world, self.budget):  # first: most states of a bounded world have no fault left
+            return False
         request = self.call(world, *args)
-        if request is False or request is None or not _spend(world, self.budget):
+        if request is False or request is None:
             return False
         return None if not isinstance(self._handled(world, args, request), Refused) else False
 
     def _delayed(self, world: Any, *args: Any) -> object:
         """The request does not arrive now: it is on the way, or lost."""
+        if not _spend(world, self.budget):  # first: most states of a bounded world have no fault left
+            return False
         request = self.call(world, *args)
-        if request is False or request is None or not _spend(world, self.budget):
+        if request is False or request is None:
             return False
         return self._leave(world, args, request)
 
     def _left_behind(self, world: Any, *args: Any) -> object:
         """The request is handled and answered, and a copy of it is still on the way."""
+        if not _spend(world, self.budget):  # first: most states of a bounded world have no fault left
+            return False
         request = self.call(world, *args)
-        if request is False or request is None or not _spend(world, self.budget):
+        if request is False or request is None:
             return False
         if self._take(world, args, self._handled(world, args, request)) is False:
             return False

@@ -20,20 +20,25 @@ from typing import Any
 from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
+from .errors import DefinitionError
 from .explore import Engine, Progress, Verdict
 from .machine import Table
+from .mistakes import told
 from .report import Report, check
 from .retrace import written_test
 from .sequence import sequence
 from .targets import UsageError, load_module
 from .world import World
 
-__all__ = ["EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
+__all__ = ["BUG", "EXIT_CODES", "GROUP", "UsageError", "load_module", "main"]
 
 GROUP = "statecore.commands"
 PROGRESS_EVERY_S = 2.0
 EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Verdict.VACUOUS: 4}
-"""Of `check`; 2 is a wrong command line, as everywhere. Of several worlds the first that does not hold decides."""
+"""Of `check`; 2 is a wrong command line, as everywhere, or a wrong declaration. Of several worlds the first that does
+not hold decides."""
+BUG = 5
+"""Of `check`: an action or a property of the world raised an exception, so that nothing is known of it."""
 
 Subparsers = Any  # argparse's own class for this is private
 
@@ -121,7 +126,10 @@ def _register_check(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "check",
         help="explore every reachable state of a world",
-        epilog=f"Exit code: {codes}, 2 wrong command line; of several worlds the first that does not hold decides.",
+        epilog=(
+            f"Exit code: {codes}, 2 wrong command line or declaration, {BUG} an exception in an action or a property; "
+            "of several worlds the first that does not hold decides."
+        ),
     )
     parser.add_argument("target", metavar="FILE.py[:World]", help="without a name, every world in the file")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the world")
@@ -130,6 +138,7 @@ def _register_check(commands: Subparsers) -> None:
     parser.add_argument("--max-seconds", type=float, metavar="S", help="how long to search (no bound)")
     parser.add_argument("--max-memory", type=int, metavar="MB", help="megabytes that states may take")
     parser.add_argument("--engine", choices=[*Engine], default=Engine.AUTO, help="which search (auto)")
+    parser.add_argument("--no-symmetry", action="store_true", help="tell interchangeable slots apart")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object per world")
     form.add_argument("--mermaid", action="store_true", help="counterexamples as sequence diagrams")
@@ -142,31 +151,49 @@ def _check(args: argparse.Namespace) -> int:
     module, name = load_module(args.target)
     params = dict(map(_parameter, args.set))
     worlds: list[type[World]] = _named(module, name, _is_world, "world")
-    reports: list[Report] = []
+    codes: list[int] = []
+    broken: list[tuple[type[World], Report]] = []
     for world in worlds:
         unknown = [each for each in params if each not in world.params_]
         if unknown:
             known = ", ".join(world.params_) or "none"
             raise UsageError(f"{world.__name__} has no parameter {unknown[0]!r} (it has: {known})")
-        reports.append(
-            check(
-                world,
-                max_states=args.max_states,
-                max_depth=args.max_depth,
-                max_seconds=args.max_seconds,
-                max_memory=None if args.max_memory is None else args.max_memory * 1_000_000,
-                engine=args.engine,
-                progress=_Told(world.__name__),
-                **params,
-            )
-        )
-        _show(args, world, reports[-1])
+        found = _checked(args, world, params)
+        codes.append(found if isinstance(found, int) else EXIT_CODES[found.verdict])
+        if not isinstance(found, int) and found.violation is not None:
+            broken.append((world, found))
     if out is not None:
-        broken = [pair for pair in zip(worlds, reports, strict=True) if pair[1].violation is not None]
         if broken:
             out.write_text(written_test(args.target.partition(":")[0], broken, out), encoding="utf-8")
         print(f"statecore: {out} {'is written' if broken else 'is not written: no counterexample'}", file=sys.stderr)
-    return next((EXIT_CODES[each.verdict] for each in reports if each.verdict is not Verdict.HOLDS), 0)
+    return next((code for code in codes if code), 0)
+
+
+def _checked(args: argparse.Namespace, world: type[World], params: dict[str, Any]) -> Report | int:
+    """The report, which is shown, or an exit code where there is none and why is said."""
+    try:
+        report = check(
+            world,
+            max_states=args.max_states,
+            max_depth=args.max_depth,
+            max_seconds=args.max_seconds,
+            max_memory=None if args.max_memory is None else args.max_memory * 1_000_000,
+            engine=args.engine,
+            progress=_Told(world.__name__),
+            symmetry=not args.no_symmetry,
+            **params,
+        )
+    except DefinitionError as error:
+        print("\n  ".join([f"statecore: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 2
+    except (Exception, SystemExit) as error:
+        why = told(error)
+        if why is None:
+            raise
+        print(f"statecore: {world.__name__} cannot be explored: {why}", file=sys.stderr)
+        return BUG
+    _show(args, world, report)
+    return report
 
 
 class _Told:

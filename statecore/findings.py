@@ -10,9 +10,10 @@ from enum import StrEnum, auto
 
 from attrs import define, field, frozen
 
+from .errors import DefinitionError
 from .world import State, Step, World
 
-__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "noted", "verdict"]
+__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "hashable", "noted", "verdict"]
 
 
 class Verdict(StrEnum):
@@ -67,6 +68,8 @@ class Exploration:
     """What was found. `generated` counts the initial state and every enabled step; `depth` counts levels.
 
     `engine` says which search it was, `bytes` what its states took if it knows, `notes` what else a reader should know.
+    `symmetry`: by name, the groups of slots whose order did not matter; then of states that differ in it only one is
+    counted, and `sample` is some of them, by which to see whether the world is symmetric.
     """
 
     distinct: int = 0
@@ -82,12 +85,27 @@ class Exploration:
     engine: str = "reference"
     bytes: int | None = None
     notes: tuple[str, ...] = ()
+    symmetry: tuple[tuple[str, str], ...] = ()
+    sample: tuple[State, ...] = field(default=(), repr=False)
 
 
 def noted(error: BaseException, where: str, world: World, state: State) -> None:
     """The error carries a note that says in which action or property it happened, and in which state."""
     values = ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, state, strict=True))
     error.add_note(f"in {where} of {type(world).__name__}, in the state {values}")
+
+
+def hashable(world: World, state: State) -> State:
+    """The state; DefinitionError, which names the slot, if a value in it cannot be hashed."""
+    try:
+        hash(state)
+    except TypeError:
+        for name, value in zip(world.slots_, state, strict=True):
+            try:
+                hash(value)
+            except TypeError as error:
+                raise DefinitionError(f"slot {name!r} holds {value!r}, which cannot be hashed: {error}") from None
+    return state
 
 
 def verdict(result: Exploration) -> Verdict:

@@ -103,7 +103,8 @@ def _items(parent: pytest.Collector, world: Any) -> Iterator[WorldItem]:
     for params in sizes:
         named = ",".join(f"{name}={value}" for name, value in params.items())
         name = f"{world.__name__}[{named}]" if named else world.__name__
-        yield WorldItem.from_parent(parent, name=name, world=world, params=params)
+        # Given as text, so that pytest takes brackets for parameters; else --last-failed does not know the test again.
+        yield WorldItem.from_parent(parent, name=name, nodeid=f"{parent.nodeid}::{name}", world=world, params=params)
 
 
 def _matches(config: pytest.Config, path: Path) -> bool:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import DefinitionError, InvariantBroken
-from .findings import Exploration, Limits, Progress, Violation, noted
+from .findings import Exploration, Limits, Progress, Violation, hashable, noted
 from .properties import Kind, Property
 from .seams import Clock
+from .symmetry import Symmetry, sample
 from .world import Action, State, Step, World
 
 __all__ = ["explore"]
@@ -42,15 +43,17 @@ def explore(
     limits: Limits | None = None,
     clock: Clock | None = None,
     progress: Callable[[Progress], None] | None = None,
+    symmetry: Symmetry | None = None,
 ) -> Exploration:
     """Every reachable state visited, or the shortest way to one that breaks a property, or a limit reached.
 
+    With `symmetry` canonical states only; the way is one of canonical states too, which a step leads to up to order.
     Ctrl-C is a limit too; the world stands in any state afterwards.
     """
     limits = limits or Limits()
     if limits.seconds is not None and clock is None:
         raise DefinitionError("a limit in seconds needs a clock")
-    search = _Search(world, limits, clock, progress)
+    search = _Search(world, limits, clock, progress, symmetry)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -60,16 +63,24 @@ def explore(
 
 class _Search:
     def __init__(
-        self, world: World, limits: Limits, clock: Clock | None, progress: Callable[[Progress], None] | None
+        self,
+        world: World,
+        limits: Limits,
+        clock: Clock | None,
+        progress: Callable[[Progress], None] | None,
+        symmetry: Symmetry | None,
     ) -> None:
         self.world, self.limits, self.clock, self.progress = world, limits, clock, progress
+        self.symmetry = symmetry
+        self.expanded = 0
+        self.otherwise: set[str] = set()  # actions that fire where groups are in another order
         self.began = clock.monotonic() if clock else 0.0
         self.tell_at = PROGRESS_STATES
         self.declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
         self.result = Exploration(fired={name: 0 for name in world.actions_})
         self.unseen = {p.name: p for p in self.declared[Kind.SOMETIMES]}
         self.edges: Edges | None = [] if self.declared[Kind.RECOVERABLE] else None
-        start = _hashable(world, world.values)
+        start = self._state()
         self.found: Found = {start: (None, None)}
         self.queue: deque[tuple[Any, int]] = deque([(start, 1)])
 
@@ -95,16 +106,25 @@ class _Search:
         result.limit = result.limit or capped
         if self.edges is not None and result.violation is None and result.limit is None:
             result.violation = _unrecoverable(self.world, self.found, self.edges, self.declared[Kind.RECOVERABLE])
+        if self.symmetry is not None and result.violation is None and result.limit is None:
+            self._fired_otherwise(self.symmetry, steps)
+
+    def _fired_otherwise(self, symmetry: Symmetry, steps: list[tuple[Step, Action]]) -> None:
+        """An action that no canonical state enables, but another arrangement of one does, has fired too."""
+        for name in [name for name, times in self.result.fired.items() if not times]:
+            if symmetry.fires(self.world, [pair for pair in steps if pair[0].name == name], self.found):
+                self.otherwise.add(name)
 
     def _expand(self, state: State, level: int, steps: list[tuple[Step, Action]]) -> bool:
         """Whether any step is enabled; where each leads to is found."""
         enabled = False
+        self.expanded += 1
         for step, act in steps:
             self.world.put(state)
             try:
                 if not self.world.act(act, step.args):
                     continue
-                after: Any = _hashable(self.world, self.world.values)
+                after: Any = self._state()
             except InvariantBroken as failure:
                 after = _Broken(failure.property_name)
             except Exception as error:
@@ -119,6 +139,11 @@ class _Search:
                 self.found[after] = (state, step)
                 self.queue.append((after, level + 1))
         return enabled
+
+    def _state(self) -> State:
+        """Where the world stands, or the state that is explored for it."""
+        state = hashable(self.world, self.world.values)
+        return state if self.symmetry is None else self.symmetry.canonical(state)
 
     def _limit(self) -> str | None:
         """The limit that is reached, if one is."""
@@ -147,22 +172,14 @@ class _Search:
         result.distinct = sum(state.__class__ is tuple for state in self.found)
         result.bytes = self._bytes()
         result.unseen = tuple(self.unseen)
-        result.never_fired = tuple(name for name, times in result.fired.items() if not times)
+        result.never_fired = tuple(n for n, times in result.fired.items() if not times and n not in self.otherwise)
         result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in declared[kind])
         result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in declared[kind])
+        if self.symmetry is not None:
+            states = list(self.found)  # those that were expanded first, in this order
+            result.symmetry = self.symmetry.told()
+            result.sample = tuple([states[position] for position in sample(self.expanded)])
         return result
-
-
-def _hashable(world: World, state: State) -> State:
-    try:
-        hash(state)
-    except TypeError:
-        for name, value in zip(world.slots_, state, strict=True):
-            try:
-                hash(value)
-            except TypeError as error:
-                raise DefinitionError(f"slot {name!r} holds {value!r}, which cannot be hashed: {error}") from None
-    return state
 
 
 def _broken(world: World, state: Any, always: list[Property]) -> Property | None:

@@ -38,7 +38,7 @@ class Report:
 
     @property
     def distinct(self) -> int:
-        """Reachable states, each counted once."""
+        """Reachable states, each counted once; under symmetry one for all that differ in the order of groups."""
         return self.found.distinct
 
     @property
@@ -95,6 +95,7 @@ class Report:
             "engine": self.found.engine,
             "bytes": self.found.bytes,
             "notes": list(self.found.notes),
+            "symmetry": {name: over for name, over in self.found.symmetry},
             "violation": None if broken is None else {"property": broken.name, "covers": list(broken.covers)},
             "trace": list(self.trace),
             **plain(self.slots, broken),
@@ -115,6 +116,7 @@ class Report:
         found = self.found
         lines = [f"  stopped at the limit of {found.limit}"] if found.limit else []
         lines += [f"  {note}" for note in found.notes]
+        lines += [f"  symmetry: {name}, {over}, in any order count as one" for name, over in found.symmetry]
         # A search that stopped early has not seen everything, so what it missed says nothing.
         if self.verdict in (Verdict.HOLDS, Verdict.VACUOUS, Verdict.NOT_FINISHED):
             lines += [f"  sometimes {name}: never seen" for name in found.unseen]
@@ -134,18 +136,20 @@ def check(
     engine: Engine | str = Engine.AUTO,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
+    symmetry: bool = True,
     **params: Any,
 ) -> Report:
     """The report of a search through every reachable state of `world(**params)`, within the limits.
 
     `engine` is auto, fast or reference (see `statecore.explore`); `max_memory` is in bytes; `progress` is told now and
-    then how far it is. Stopped by a limit or by Ctrl-C, the report is of what was found until then.
+    then how far it is; `symmetry=False` explores each order of what is declared interchangeable. Stopped by a limit or
+    by Ctrl-C, the report is of what was found until then.
     """
     made = world(**params)
     clock = clock or SystemClock()
     started = clock.monotonic()
     limits = Limits(max_states, max_depth, max_seconds, max_memory)
-    found = explore(made, limits, clock, engine=engine, progress=progress)
+    found = explore(made, limits, clock, engine=engine, progress=progress, symmetry=symmetry)
     settle(made, found, limits, clock, spent=clock.monotonic() - started)
     return Report(
         world.__name__, made.params, tuple(world.slots_), verdict(found), found, clock.monotonic() - started

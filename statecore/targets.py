@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from .errors import DefinitionError, StatecoreError
+from .mistakes import name as name_of
+from .mistakes import place as place_of
 
 __all__ = ["UsageError", "load_module"]
 
@@ -30,6 +32,8 @@ def load_module(target: str) -> tuple[ModuleType, str | None]:
             return importlib.import_module(place), name or None
         except ModuleNotFoundError as error:
             raise UsageError(f"cannot import {place}: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"cannot import {place}: {_why(error)}") from error
     path = Path(place)
     spec = importlib.util.spec_from_file_location(f"statecore_file_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -38,6 +42,12 @@ def load_module(target: str) -> tuple[ModuleType, str | None]:
     sys.modules[spec.name] = module  # attrs looks a class's module up there
     try:
         spec.loader.exec_module(module)
-    except (DefinitionError, SyntaxError, ImportError) as error:
-        raise UsageError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{place} cannot be loaded: {_why(error)}") from error
     return module, name or None
+
+
+def _why(error: BaseException) -> str:
+    """What is wrong with a file, and where if the error does not say so itself."""
+    says_where = isinstance(error, (DefinitionError, SyntaxError, ImportError))
+    return "\n".join([name_of(error), *([] if says_where else place_of(error))])

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from .calls import Late, crash, rpc
 from .declare import Action, Param, Role, Slot, State, Step, action, durable, ghost, param, slot, volatile, wire
 from .errors import DefinitionError, InvariantBroken, Refused
+from .groups import Interchangeable, check_groups, interchangeable
 from .properties import Property
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "crash",
     "durable",
     "ghost",
+    "interchangeable",
     "param",
     "rpc",
     "slot",
@@ -53,17 +55,19 @@ class World:
     params_: ClassVar[dict[str, Param[Any]]] = {}
     actions_: ClassVar[dict[str, Action]] = {}
     properties_: ClassVar[dict[str, Property]] = {}
+    symmetries_: ClassVar[dict[str, Interchangeable]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, value in vars(cls).items():
-            if isinstance(value, (Slot, Param, Action, Property)) and hasattr(World, name):
+            if isinstance(value, (Slot, Param, Action, Property, Interchangeable)) and hasattr(World, name):
                 raise DefinitionError(f"{cls.__name__}.{name}: World uses this name itself; choose another")
         collect: tuple[tuple[str, type], ...] = (
             ("slots_", Slot),
             ("params_", Param),
             ("actions_", Action),
             ("properties_", Property),
+            ("symmetries_", Interchangeable),
         )
         for where, kind in collect:
             found: dict[str, Any] = {}
@@ -85,8 +89,9 @@ class World:
         values["_locked"] = False
         values["_params"] = {name: params.get(name, each.default) for name, each in self.params_.items()}
         values.update(values["_params"])
-        values["_starts"] = {name: each.start(self) for name, each in self.slots_.items()}
+        values["_starts"] = {name: _first_value(self, name, each) for name, each in self.slots_.items()}
         values.update(values["_starts"])
+        check_groups(type(self).__name__, self.symmetries_, values["_starts"])
         for each in self.actions_.values():
             each.check(self)
 
@@ -177,5 +182,18 @@ class World:
     def steps(self) -> Iterator[tuple[Step, Action]]:
         """Every action with each of its arguments, enabled or not."""
         for each in self.actions_.values():
-            for args in each.values(self):
+            try:
+                values = each.values(self)
+            except Exception as error:
+                error.add_note(f"in over= of action {each.name} of {type(self).__name__}")
+                raise
+            for args in values:
                 yield Step(each.name, args, each.fault), each
+
+
+def _first_value(world: World, name: str, declared: Slot[Any]) -> Any:
+    try:
+        return declared.start(world)
+    except Exception as error:
+        error.add_note(f"in what slot {name!r} of {type(world).__name__} begins with")
+        raise

@@ -100,7 +100,9 @@ class FakeServer:
 
     def stamped(self, reply: Reply) -> Reply:
         clock = self.fleet.clock
-        stamp = {"server_ts": clock.time() + self.fleet.skew_s, "incarnation": self.incarnation}
+        stamp: Reply = {"server_ts": clock.time() + self.fleet.skew_s}
+        if self.incarnation:  # a peer of another make shows none
+            stamp["incarnation"] = self.incarnation
         return stamp | {"epoch": self.fleet.epoch} | reply
 
     def refuse(self, status: int, code: str, detail: str = "") -> Response:
@@ -141,7 +143,8 @@ class FakeServer:
         answer = script(self, {}) if script is not None else None
         if isinstance(answer, Response):
             return answer
-        return JSONResponse(self.stamped({"kind": self.kind, "instance": self.name, "phase": self.phase}))
+        said = {"kind": self.kind, "instance": self.name, "phase": self.phase, "checkpoint_id": self.checkpoint_id}
+        return JSONResponse(self.stamped(said))
 
     def verb(self, verb: str) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -483,8 +486,9 @@ class Deployments:
         """As kill -9 to all of them."""
         if self.launcher is not None:
             self.launcher.kill()
-        for each in self.fleet.episodes.values():
-            each.scope.cancel()
+        for fleet in self.fleets[-1:]:
+            for each in fleet.episodes.values():
+                each.scope.cancel()
 
 
 def _app(server: FakeServer, _epoch: int, _urls: Mapping[str, str]) -> Starlette:

@@ -143,6 +143,7 @@ def _transaction() -> Walk:
         t.AllCommitted(),
         *(t.ProofGiven(*member) for member in sorted(members)),
         t.ProofGiven("agent", "a successor"),
+        *(t.ProofGiven(*member, "preparing") for member in sorted(members)[:1]),
         t.ClaimsRead(),
         t.ClaimsRead(overtaken=True),
         t.Failed("a server is gone"),

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from participants.files.snapshots import read_part
-from participants.identity import ACTIVATION_HEADER, RECEIPT_HEADER
+from participants.identity import ACTIVATION_HEADER, EPOCH_HEADER, RECEIPT_HEADER
 from participants.net.http import ASGIApp
 from participants.records.records import AgentBoundary, boundary_digest
 from participants.servers.agent import Agent, SessionError
@@ -291,6 +291,29 @@ def test_a_result_is_kept_until_its_exact_receipt_comes_back() -> None:
         assert (await fleet.client.get(url, headers=AUTH)).json()["receipts"] == []
         gone = await fleet.post("agent", "/run", RUN)
         assert (gone.status_code, gone.json()["error"]["code"]) == (409, "result_released")
+
+    run(test)
+
+
+def test_an_acknowledgement_of_an_older_life_releases_nothing() -> None:
+    """The server has heard of a later one, whose base may not hold that result. Covers: I66, I98."""
+
+    async def test(fleet: Fleet) -> None:
+        loop = Loop()
+        loop.allow(9)
+        await started(fleet, loop)
+        receipt = json.loads((await fleet.post("agent", "/run", RUN)).headers[RECEIPT_HEADER])
+        await fleet.control("agent", "resume", "rs-000003-000001", headers={EPOCH_HEADER: "3"})
+        url = fleet.network.url("agent") + "/ng-control/v1/results"
+
+        async def acknowledge(epoch: str) -> httpx.Response:
+            headers = AUTH | {EPOCH_HEADER: epoch}
+            return await fleet.client.post(url + "/acknowledge", json={"receipts": [receipt]}, headers=headers)
+
+        zombie = await acknowledge("2")
+        assert (zombie.status_code, zombie.json()["error"]["code"]) == (409, "stale_epoch")
+        assert (await fleet.client.get(url, headers=AUTH)).json()["receipts"] == [receipt]
+        assert (await acknowledge("3")).json()["acknowledged"] == [receipt]
 
     run(test)
 

@@ -244,3 +244,94 @@ def test_the_public_names_are_all_there() -> None:
         assert getattr(statecore, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         statecore.nothing  # noqa: B018
+
+
+BUGGY = '''
+from statecore import World, action, always, recoverable, eventually, slot
+
+def deeper(world):
+    return 1 // (world.at - 2)
+
+class Buggy(World):
+    at = slot(0)
+
+    @action(fair=True)
+    def walk(self):
+        self.at = (self.at + 1) % 4
+
+    @always
+    def fine(self):
+        return True
+'''
+WALK = "        self.at = (self.at + 1) % 4\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (WALK, f"        deeper(self)\n{WALK}", "in action walk of Buggy, in the state at = 2"),
+        ("return True", "return deeper(self) < 9", "in property 'fine' of Buggy, in the state at = 2"),
+        ("@always", "@recoverable", "in property 'fine' of Buggy, in the state at = 2"),
+        ("@always", "@eventually", "in property 'fine' of Buggy, in the state at = 2"),
+        ("slot(0)", "slot(make=lambda world: 1 // 0)", "in what slot 'at' of Buggy begins with"),
+        ("fair=True", "over=lambda world: (1 // 0,)", "in over= of action walk of Buggy"),
+    ],
+)
+def test_an_exception_in_a_world_is_told_in_few_lines(
+    old: str, new: str, says: str, tmp_path: Path, capsys: Out
+) -> None:
+    """What, where, in which state and in which lines of the user's own file; a code of its own; `check` raises it."""
+    path = tmp_path / "buggy.py"
+    text = BUGGY.replace(old, new)
+    path.write_text(text.replace("return True", "return deeper(self) < 9") if new.startswith("@") else text)
+    for engine in ("auto", "fast", "reference"):
+        assert main(["check", str(path), "--engine", engine]) == cli.BUG == 5
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert lines[0].startswith("statecore: Buggy cannot be explored: ZeroDivisionError: integer division or modulo")
+        assert lines[1] == f"  {says}"
+        assert all(f'"{path}", line ' in line for line in lines[2:] if line.startswith("  File "))
+        assert len(lines) <= 8 and lines[-2].startswith("    ") and "1 // " in captured.err
+    module, _ = cli.load_module(str(path))
+    with pytest.raises(ZeroDivisionError) as caught:
+        statecore.check(module.Buggy)
+    assert caught.value.__notes__ == [says]
+    assert cli.BUG not in {*EXIT_CODES.values(), 2}
+
+
+def test_a_world_that_leaves_the_process_does_not_hold(tmp_path: Path, capsys: Out) -> None:
+    """Not even with `sys.exit(0)`; and other worlds of the file are checked all the same."""
+    path = tmp_path / "buggy.py"
+    path.write_text(BUGGY.replace(WALK, f"        raise SystemExit(0)\n{WALK}") + WORLD.replace("param", "param  "))
+    assert main(["check", str(path)]) == cli.BUG
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Walk(end=3): holds;")
+    assert captured.err.startswith("statecore: Buggy cannot be explored: SystemExit: 0\n  File ")
+
+
+def test_a_wrong_declaration_is_one_line(tmp_path: Path, capsys: Out) -> None:
+    """A value that cannot be hashed: said with exit code 2, like everything that is declared wrongly."""
+    path = tmp_path / "buggy.py"
+    path.write_text(BUGGY.replace(WALK, "        self.at = []\n"))
+    assert main(["check", str(path)]) == 2
+    assert "statecore: slot 'at' holds [], which cannot be hashed" in capsys.readouterr().err
+
+
+def test_a_mistake_of_our_own_is_no_bug_of_the_world(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that no file of the user's has a part in comes through as it is."""
+
+    monkeypatch.setattr("statecore.report.verdict", [].pop)
+    with pytest.raises(TypeError):
+        main(["check", world])
+
+
+@pytest.mark.parametrize("text", ["x = 1\ny = nothing\n", "import sys\nsys.exit(0)\n", "1 / 0\n"])
+def test_a_file_that_raises_is_no_violation_either(text: str, tmp_path: Path, capsys: Out) -> None:
+    """Whatever it raises when it is loaded, as a file or as a module: exit code 2, and the line."""
+    path = tmp_path / "raises.py"
+    path.write_text(text)
+    assert main(["check", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"statecore: {path} cannot be loaded: ")
+    assert f'File "{path}", line {len(text.splitlines())}, in <module>' in lines[1]

@@ -34,6 +34,7 @@ from participants.machines.control import (
     RetireRequested,
     StopWriting,
     WritePart,
+    was_never_open,
 )
 from statecore import Refused, Snapshot
 
@@ -301,10 +302,32 @@ def test_a_born_server_is_closed_until_its_first_restore_or_resume() -> None:
 def test_a_server_whose_lease_timer_died_refuses_everything_and_holds_nobody() -> None:
     """It opens what it closed and answers every call with its reason; a born one stays shut."""
     broken, effects = PARTICIPANT.step(COMMITTED, Broke("the timer died"))
-    assert list(effects) == [OpenAdmission()]
+    assert list(effects) == [StopWriting("ck-1"), OpenAdmission()]
     for kind in (PrepareRequested, CommitRequested, RestoreRequested, ResumeRequested, RenewRequested, RetireRequested):
         assert code(broken, call(kind)) == "participant_broken"
     assert owed(BORN, Broke("the timer died")) == []
+
+
+def test_a_server_that_breaks_publishes_nothing_it_was_writing() -> None:
+    """It opens, things move again, and a part of that is no part of any moment. Covers: I48"""
+    writing = after(PREPARED, call(CommitRequested, arguments="here"))
+    assert owed(writing, Broke("the timer died")) == [StopWriting("ck-1"), OpenAdmission()]
+
+
+def test_a_server_that_breaks_while_it_restores_opens() -> None:
+    """The restore had closed it, and what comes of it is refused from now on: else nobody ever opened it.
+
+    Covers: I20, S25
+    """
+    broken, effects = PARTICIPANT.step(READING, Broke("the timer died"))
+    assert list(effects) == [OpenAdmission()]
+    assert code(broken, RestoreFailed("rs-1")) == "participant_broken"
+
+
+def test_a_born_server_that_breaks_goes_on_refusing() -> None:
+    """It stays shut, so what it held it would hold for ever; one that had opened serves. Covers: S23"""
+    assert [phase for phase in Phase if was_never_open(phase, is_open=False)] == [Phase.BORN, Phase.BROKEN]
+    assert not any(was_never_open(phase, is_open=True) for phase in Phase)
 
 
 def test_a_refusal_says_what_was_tried_and_what_is_allowed() -> None:

@@ -292,6 +292,29 @@ async def test_a_restart_never_blocks_and_is_never_in_the_scope(autojump_clock: 
 
 
 @pytest.mark.trio
+async def test_s69_a_unit_is_decided_as_one(autojump_clock: MockClock) -> None:
+    """A server says that groups share its state: who shares with a rollout that starts over does so too, others not.
+
+    Covers: I86.
+    """
+    async with a_world(restarts=["p1"]) as world:
+        world.script("tools", "capabilities", lambda *_: {"sharing": "group"})
+        groups = {"p1": "g1", "p2": "g1", "p3": "g2"}
+        new = [evolve(each, group=groups[each.rollout_id]) for each in dispatches(dict.fromkeys(groups, 9))]
+        async with running(world.coordinator(world.trainer()), new) as (job, _):
+            await trio.sleep(1.5)
+            outcome = await job.checkpoint(20)
+            assert isinstance(outcome, Published)
+        rows = {row.rollout_id: row for row in world.store().read(world.store().published()[-1]).registry}
+        assert {name: (row.unit, row.disposition) for name, row in rows.items()} == {
+            "p1": ("g1", Disposition.FRESH),
+            "p2": ("g1", Disposition.FRESH),
+            "p3": ("g2", Disposition.CONTINUE),
+        }
+        assert rows["p2"].reason == "it shares state with p1, which starts fresh"
+
+
+@pytest.mark.trio
 async def test_parts_that_do_not_agree_are_fresh(autojump_clock: MockClock) -> None:
     """A tool session that is one mutation ahead of its boundary: that rollout is fresh, with the reason (S55)."""
     async with a_world() as world:

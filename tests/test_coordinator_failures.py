@@ -243,6 +243,39 @@ async def test_s32_published_only_with_proof(autojump_clock: MockClock, fault: s
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(
+    ("phase", "checkpoint_id", "publishes"),
+    [("committed", None, True), ("preparing", None, False), ("prepared", None, False), ("committed", "ck-9", False)],
+)
+async def test_s32_a_peer_without_incarnations_proves_its_phase(
+    autojump_clock: MockClock, phase: str, checkpoint_id: str | None, publishes: bool
+) -> None:
+    """A renew is answered in any phase: by a successor too, that a late prepare has closed under the same id (S32)."""
+
+    def anonymous(server: FakeServer, _body: Any) -> None:
+        server.incarnation = ""
+
+    async with a_world() as world:
+        trainer = world.trainer()
+        world.script("agent", "capabilities", anonymous)
+
+        async def change() -> None:
+            agent = world.deployments.fleet.servers["agent"]
+            assert (agent.phase, agent.incarnation) == ("committed", "")
+            agent.phase = phase
+            if checkpoint_id is not None:
+                world.script("agent", "renew", lambda *_: {"lease_expires_at": WALL + 600})
+                agent.checkpoint_id = checkpoint_id
+
+        trainer.on_save = change
+        async with world.coordinator(trainer) as job:
+            await job.recover()
+            outcome = await job.checkpoint(20)
+            assert isinstance(outcome, Published if publishes else Aborted)
+            assert len(world.store().published()) == publishes
+
+
+@pytest.mark.trio
 async def test_a_lease_that_has_run_out_is_no_proof(autojump_clock: MockClock) -> None:
     """A renewal that names a past expiry is believed: the checkpoint is aborted."""
     async with a_world() as world:

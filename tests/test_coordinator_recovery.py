@@ -48,9 +48,9 @@ async def a_first_life(world: World, new: list[Dispatch], *, after_s: float = 2.
 
 @pytest.mark.trio
 async def test_restore_fences_everything_before_anything_opens(autojump_clock: MockClock) -> None:
-    """Scope by restore, all others by retire, both before the first resume; completed ones never come back.
+    """All but the scope by retire, before anything is restored, since the lease of what is restored may end any time.
 
-    Covers: I6, I54, I65.
+    The scope is fenced by its restore, and completed rollouts never come back. Covers: I6, I54, I65.
     """
     async with a_world(restarts=["fresh"]) as world:
         await a_first_life(world, dispatches({"done": 1, "goes-on": 9, "fresh": 9}))
@@ -68,7 +68,7 @@ async def test_restore_fences_everything_before_anything_opens(autojump_clock: M
             }
             assert recovered.story() == "epoch 2 from ck-000001-000002: 1 continue, 1 completed, 1 fresh"
         for server in SERVERS:
-            assert world.history.verbs(server) == ["restore", "retire", "resume"]
+            assert world.history.verbs(server) == ["retire", "restore", "resume"]
             (restored,) = world.history.bodies(server, "restore")
             assert restored["episode_ids"] == [{"rollout_id": "goes-on", "attempt": 0}]
             (retired,) = world.history.bodies(server, "retire")
@@ -77,7 +77,7 @@ async def test_restore_fences_everything_before_anything_opens(autojump_clock: M
                 {"rollout_id": "fresh", "attempt": 0},
             ]
         verbs = world.history.verbs()
-        assert verbs.index("resume") > max(n for n, verb in enumerate(verbs) if verb == "retire")
+        assert verbs.index("restore") > max(n for n, verb in enumerate(verbs) if verb == "retire")
 
 
 @pytest.mark.trio

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from participants.coordination.coordinator import Aborted, Overtaken, Published
 from participants.coordination.deployment import DiscoveryFailed
+from participants.coordination.restoring import claim_and_choose
+from participants.files.chain import Base
 from participants.files.store import Store
 from participants.records.records import Disposition
 from participants.serving.testing import Fault
+from participants.settings import Seams
+from statecore.seams import LoopClock, MemoryDisk
+from tests.checkpoints import ENTROPY, publish, started, store_on
 from tests.coordinator_world import World, a_world, dispatches, running
 from tests.small_fleet import FakeServer, Reply
 
@@ -151,3 +159,59 @@ async def test_s62_acknowledged_and_then_overtaken(autojump_clock: MockClock, mo
                 assert looks
             released["looks" if looks else "does not look"] = world.history.released
     assert released == {"does not look": ["p1"], "looks": []}
+
+
+@pytest.mark.trio
+async def test_s62_a_base_that_a_later_life_has_not_seen(autojump_clock: MockClock) -> None:
+    """S62, as the model found it: results are released at a start too. Nothing runs whose base may have been missed.
+
+    The third life chooses while the second is void, and records when the fourth has chosen by the second: what the
+    third would release is not in the base of the fourth. Covers: I67, I98.
+    """
+
+    class Raced(MemoryDisk):
+        race: Callable[[], None] | None = None
+
+        def link(self, src: Any, dst: Any) -> None:
+            if self.race is not None and str(dst).endswith("epoch-000003.base.json"):
+                race, self.race = self.race, None
+                race()
+            super().link(src, dst)
+
+    disk = Raced()
+    first, epoch = started(disk)
+    second = store_on(disk)
+    void = second.claim()
+    assert second.choose(void).start is None
+    base = publish(disk, first, epoch, 1)
+    bases = []
+
+    def race() -> None:
+        second.record_base(void, None)
+        fourth = store_on(disk)
+        bases.append(fourth.choose(fourth.claim()).start)
+
+    disk.race = race
+    third = store_on(disk)
+    with pytest.raises(Overtaken, match="epoch 3 is overtaken by epoch 4 before it began"):
+        await claim_and_choose(third, Seams(LoopClock(0.0), disk, ENTROPY))
+    assert third.claims()[3].base == Base(base)
+    assert bases == [None]
+
+
+@pytest.mark.trio
+async def test_an_overtaken_start_starts_nothing(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody claims while the base is recorded: no server is started, no call is made. Covers: I98"""
+    record_base = Store.record_base
+
+    def and_another_claims(store: Store, epoch: int, start: Any) -> None:
+        record_base(store, epoch, start)
+        store.claim()
+
+    async with a_world() as world:
+        monkeypatch.setattr(Store, "record_base", and_another_claims)
+        with pytest.raises(Overtaken, match="nothing runs"):
+            async with world.coordinator(world.trainer()) as job:
+                await job.recover()
+        assert world.deployments.fleets == []
+        assert world.history.calls == []

@@ -16,7 +16,7 @@ from participants.coordination.coordinator import Published
 from participants.coordination.dispatch import Answer, Came, read_run_reply
 from participants.coordination.trainer import Result, SavesResults
 from participants.identity import EpisodeId
-from participants.records.records import Receipt
+from participants.records.records import LedgerRow, Receipt
 from participants.serving.testing import Fault, once
 from statecore.wire import digest
 from tests.coordinator_world import SmallTrainer, a_world, dispatches, is_call, refuse, running
@@ -301,16 +301,60 @@ async def test_the_result_that_stands_is_the_one_that_is_used(autojump_clock: Mo
 
 
 @pytest.mark.trio
-async def test_a_save_result_that_fails_leaves_the_copy_at_its_server(autojump_clock: MockClock) -> None:
-    """Not saved, so not acknowledged; the result is delivered and the next checkpoint saves it. Covers: I66."""
+async def test_a_checkpoint_never_holds_a_result_that_does_not_stand(autojump_clock: MockClock) -> None:
+    """While the store is asked, the ledger has no result: what came last may not be what stands. Covers: I11, I68."""
+
+    @define(eq=False)
+    class SlowKeeper(Keeper):
+        async def save_result(self, result: Result) -> Result:
+            await trio.sleep(30)
+            return await super().save_result(result)
+
     async with a_world() as world:
-        trainer = Keeper(world.disk, breaks=1)
+        trainer = SlowKeeper(world.disk)
+        (dispatch,) = dispatches({"p1": 1})
+        body = {"reward": 77}
+        receipt = Receipt(rollout_id="p1", attempt=0, epoch=1, result_identity="8" * 32, result_sha256=digest(body))
+        trainer.kept["p1"] = Result("p1", 0, body, receipt, dispatch)
+        async with world.coordinator(trainer) as job, trio.open_nursery() as nursery:
+            recovered = await job.recover()
+            nursery.start_soon(job.run_batch, recovered.runnable([dispatch]))
+            await trio.sleep(10)
+            rows: list[LedgerRow] = []
+            for _ in range(2):
+                assert (await job.checkpoint(10)).published
+                rows += world.store().read(world.store().published()[-1]).ledger
+                await trio.sleep(30)
+        assert [(row.status, row.body) for row in rows] == [("live", None), ("saved", body)]
+
+
+@pytest.mark.trio
+async def test_a_store_that_fails_is_asked_again(autojump_clock: MockClock) -> None:
+    """What it could not keep at first it keeps a little later; nothing is accepted or released before."""
+    async with a_world() as world:
+        trainer = Keeper(world.disk, breaks=3)
         async with world.coordinator(trainer) as job:
             recovered = await job.recover()
-            await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
-            assert (world.history.released, trainer.ids) == ([], ["p1"])
-            assert (await job.checkpoint(20)).published
-            assert world.history.released == ["p1"]
+            report = await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
+            assert (report.delivered, world.history.released, trainer.ids) == (1, ["p1"], ["p1"])
+            assert set(trainer.kept) == {"p1"}
+
+
+@pytest.mark.trio
+async def test_a_store_that_never_keeps_a_result_is_said_and_its_server_has_the_copy(
+    autojump_clock: MockClock,
+) -> None:
+    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. Covers: I66."""
+    async with a_world() as world:
+        trainer = Keeper(world.disk, breaks=10_000)
+        async with world.coordinator(trainer, run_patience_s=20.0) as job:
+            recovered = await job.recover()
+            with pytest.raises(ExceptionGroup) as raised:
+                await job.run_batch(recovered.runnable(dispatches({"p1": 1, "p2": 1})))
+            assert [str(each) for each in raised.value.exceptions] == ["disk full", "disk full"]
+            outcome = await job.checkpoint(20)
+            assert isinstance(outcome, Published)
+            assert (world.history.released, trainer.ids, trainer.kept) == ([], [], {})
 
 
 @pytest.mark.trio

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from models.checkpoint import CheckpointWorld
 from models.checkpoint_twins import TWINS as CHECKPOINT_TWINS
 from models.handoff import HandoffWorld
 from models.handoff_twins import TWINS as HANDOFF_TWINS
+from models.many_slots import ManySlots
 from models.two_phase_commit import AbortsAfterPrepare, TwoPhaseCommit
 from models.two_phase_slots import two_phase
 from statecore import DefinitionError, Verdict, check, fast, reference
@@ -23,7 +23,7 @@ from statecore.errors import InvariantBroken
 from statecore.explore import Engine
 from statecore.fast import expand, recover, search, trie
 from statecore.findings import Exploration, Limits, Progress, Violation, verdict
-from statecore.properties import Kind, always, final, recoverable, sometimes
+from statecore.properties import Kind, always, final, recoverable
 from statecore.seams import FixedClock
 from statecore.world import World, action, param, slot
 from tests.random_worlds import Plan, plans, world_of
@@ -102,9 +102,10 @@ def test_two_phase_commit_has_the_published_counts(n: int, distinct: int, genera
 
 @pytest.mark.parametrize("world", [CheckpointWorld, HandoffWorld, *CHECKPOINT_TWINS, *HANDOFF_TWINS])
 def test_both_searches_agree_on_our_models(world: type[World]) -> None:
-    """Counts of what holds, lengths of what is broken: the models and each failing twin. With one turn, to be quick:
-    models/MANIFEST.toml pins what is found with more."""
-    agreed(world, **({"turns": 1} if issubclass(world, CheckpointWorld) else {}))
+    """Counts of what holds, lengths of what is broken: the models and each failing twin. With one turn and nothing that
+    dies or is lost, to be quick: models/MANIFEST.toml pins what is found with more."""
+    small = {"turns": 1, "faults": 0, "crashes": 0} if issubclass(world, CheckpointWorld) else {}
+    agreed(world, **small)
 
 
 def test_slots_of_one_value_each_do_not_stop_a_search() -> None:
@@ -126,57 +127,20 @@ def test_slots_of_one_value_each_do_not_stop_a_search() -> None:
     assert (found.distinct, found.generated, found.depth) == (1, 2, 1)
 
 
-class Raised(World):
-    """Forty counters up to eight, of which two may be above zero: 1 + 40*8 + 780*64 states of 160 bits and more."""
-
-    raised: int = slot(0)
-
-    @always
-    def at_most_two(self) -> bool:
-        return self.raised <= 2
-
-    @final
-    def full(self) -> bool:
-        return self.raised == 2
-
-    @sometimes
-    def two(self) -> bool:
-        return self.raised == 2
-
-
-def _raise(name: str) -> Callable[[Raised], bool]:
-    def step(world: Raised) -> bool:
-        value = getattr(world, name)
-        if value == 8 or (value == 0 and world.raised == 2):
-            return False
-        world.raised += value == 0
-        setattr(world, name, value + 1)
-        return True
-
-    step.__name__ = f"raise_{name}"
-    return step
-
-
-NAMES = [f"c{number:02}" for number in range(40)]
-Wide = type(
-    "Wide", (Raised,), {name: slot(0) for name in NAMES} | {f"raise_{name}": action(_raise(name)) for name in NAMES}
-)  # fmt: skip
-
-
 def test_a_world_wider_than_64_bits_is_exact() -> None:
     """41 slots, three words a state: the count is the one that the formula gives, and a state takes at most 50 bytes
     more than its tables."""
-    found = fast.explore(Wide(), MOST)
+    found = fast.explore(ManySlots(), MOST)
     assert verdict(found) is Verdict.HOLDS
     assert found.distinct == 1 + 40 * 8 + 780 * 64
     assert found.depth == 17
-    assert found.bytes is not None and found.bytes <= 50 * found.distinct + 1_000_000
+    assert found.bytes is not None and found.bytes <= 50 * found.distinct + 1_500_000
 
 
 def test_a_counterexample_of_a_wide_world_is_shortest() -> None:
     """It is rebuilt backwards from states of three words."""
 
-    class Low(Wide):  # type: ignore[misc, valid-type]
+    class Low(ManySlots):  # type: ignore[misc]
         @always
         def below(self) -> bool:
             return self.c39 < 5 or self.c07 == 0  # type: ignore[no-any-return]

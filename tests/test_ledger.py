@@ -219,6 +219,17 @@ def test_recovered_attempts_are_one_more() -> None:
     assert ledger.finished == {"p3"}
 
 
+def test_a_result_that_was_received_only_is_not_saved_by_a_restart() -> None:
+    """A living coordinator's ledger keeps it, and acknowledges nothing before a copy exists. Covers: I67."""
+    done, _ = a_ledger("p3").received(a_receipt("p3"), {"reward": 3})
+    live = [evolve(row, status=LedgerStatus.RECEIVED) for row in done.ledger_rows()]
+    verdicts = [Verdict("p3", Disposition.COMPLETED, 2, None)]
+    ledger = recovered([a_row("p3", Disposition.COMPLETED)], live, verdicts)
+    assert ledger["p3"].entry.state is Entry.RECEIVED
+    assert ledger.finished == {"p3"}
+    assert not ledger.is_saved("p3")
+
+
 def test_an_unclaimed_continuation_is_in_the_next_scope() -> None:
     """State restored but not yet claimed is exported again by the next checkpoint. Covers: I62."""
     ledger = after_restart()

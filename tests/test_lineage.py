@@ -14,7 +14,7 @@ from participants.files.snapshots import InvalidCheckpointState
 from participants.identity import EpisodeId
 from participants.records.records import ModelRecord, ModelRow
 from participants.servers.conversation import CHAT, MESSAGES, RESPONSES, Conversation, asked, continuations, is_last
-from participants.servers.lineage import Entry, Ledger, Lineage, Staged, staged, staging_keys
+from participants.servers.lineage import Entry, Ledger, Lineage, Staged, placed, staged, staging_keys
 from statecore import WireError
 from statecore.wire import canonical, digest
 from tests.policy_server import Generator, assistant, completion, running, user
@@ -366,6 +366,55 @@ async def test_s68_over_http_a_resent_call_is_no_parent() -> None:
         assert policy.rows("r1")[2]["parent_call_id"] == first
         await policy.chat("r1", [user("something else")])
         assert policy.rows("r1")[3]["parent_call_id"] is None
+
+
+def generated(*replies: str) -> Lineage:
+    """One request, generated as often as there are replies: calls m0, m1 and so on."""
+    lineage = Lineage()
+    for number, reply in enumerate(replies):
+        row = entry(f"m{number}", [user("a"), assistant(reply)], request_digest=digest([user("a")]))
+        lineage.add(row)
+    return lineage
+
+
+@pytest.mark.parametrize(
+    ("replies", "named", "goes_on_from", "parent"),
+    [
+        (["one", "two"], "m1", "one", "m0"),  # sampled twice at once: the reply that came last was not taken
+        (["one", "two"], "m1", "two", "m1"),
+        (["one", "one"], "m0", "one", "m0"),  # both say the same: believed
+        (["one", "two", "one"], "m1", "one", "m2"),  # the newest of those that say what is continued
+        (["one", "two"], "m1", "rewritten", "m1"),  # neither is continued: believed
+        (["one"], "m0", "rewritten", "m0"),
+        (["one", "two"], "m7", "one", "m7"),  # a call that nobody knows: believed
+    ],
+)
+def test_of_several_generations_the_one_that_is_continued_is_meant(
+    replies: list[str], named: str, goes_on_from: str, parent: str
+) -> None:
+    """A name says which request; of the generations of one request the conversation says which. Covers: I99."""
+    body = {"messages": [user("a"), assistant(goes_on_from), user("next")]}
+    found, conversation = placed(generated(*replies), named, CHAT, body)
+    assert found == parent
+    assert conversation is not None and conversation.length == 3
+
+
+@pytest.mark.parametrize("body", [{"messages": "no list"}, {}, None])
+def test_a_named_parent_of_a_request_without_a_form(body: Any) -> None:
+    """Nothing is known of the conversation, so the name counts, however many generations there are."""
+    assert placed(generated("one", "two"), "m1", CHAT, body) == ("m1", None)
+    assert placed(generated("one", "two"), None, CHAT, body) == (None, None)
+    assert placed(None, "m1", CHAT, body) == ("m1", None)
+
+
+@pytest.mark.trio
+async def test_s68_over_http_a_named_generation_is_the_one_that_is_continued() -> None:
+    """The caller asked twice at once, went on from the first reply, and names the call whose reply came last."""
+    async with running(Generator()) as policy:
+        first, last = [(await policy.chat("r1", [user("a")])).headers["x-nemo-gym-model-call-id"] for _ in range(2)]
+        await policy.chat("r1", [user("a"), assistant("1: a"), user("next")], x_nemo_gym_parent_call_id=last)
+        await policy.chat("r1", [user("a"), assistant("2: a"), user("next")], x_nemo_gym_parent_call_id=last)
+        assert [row["parent_call_id"] for row in policy.rows("r1")] == [None, None, first, last]
 
 
 @pytest.mark.trio

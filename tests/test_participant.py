@@ -129,6 +129,24 @@ def test_a_server_of_an_epoch_is_born_closed_and_answers_no_other() -> None:
     run(test)
 
 
+def test_a_server_that_breaks_before_it_was_open_refuses_and_holds_nothing() -> None:
+    """Its lease timer dies: what it held nobody would ever let go; so it goes on refusing. Covers: S23, I20."""
+
+    async def test(fleet: Fleet) -> None:
+        config = fleet.config(epoch=3, epoch_required=True)
+        server: Resources[Any] = Resources("tools", config, seams=fleet.seams("tools"), codec=None)
+        await fleet.start("tools", server.wrap(Starlette()))
+        assert server.participant is not None
+        server.participant._lease_broke(LookupError("the timer died"))
+        with trio.fail_after(600):
+            early = await fleet.post("tools", f"{R1}/seed_session")
+        assert (early.status_code, code(early)) == (409, "admission_closed")
+        resumed = await fleet.control("tools", "resume", "rs-000003-000001", headers={EPOCH_HEADER: "3"})
+        assert code(resumed) == "participant_broken"
+
+    run(test)
+
+
 def test_a_call_meant_for_another_process_has_no_effect() -> None:
     """A prepare for a dead process does not close its successor. Covers: S59, I18."""
 

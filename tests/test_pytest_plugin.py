@@ -48,9 +48,10 @@ class Abstract(World):
 SIZES = '({"end": 3}, {"end": 5})'
 
 
-def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *arguments: str, cached: bool = False) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "statecore.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "statecore.pytest_plugin"]
+    command += [] if cached else ["-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "-W", "error", f"--rootdir={directory}", *arguments]
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60, check=False)
 
@@ -103,6 +104,12 @@ def test_one_world_is_picked_and_nothing_is_collected_twice(project: Path) -> No
         "models/test_ring.py::Walk[end=5] PASSED",
         "models/test_ring.py::test_plain PASSED",
     ]
+
+
+def test_the_size_that_failed_is_run_again_alone(project: Path) -> None:
+    """`--last-failed` knows a world by its size, too."""
+    assert len(outcomes(run(project, "models", cached=True))) == 4
+    assert outcomes(run(project, "models", "--last-failed", cached=True)) == ["models/ring.py::TooFar[end=5] FAILED"]
 
 
 def test_elsewhere_only_what_says_so_itself_is_collected(tmp_path: Path) -> None:

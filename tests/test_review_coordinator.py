@@ -269,6 +269,27 @@ async def test_a_server_that_missed_its_resume_does_not_fail_the_next_checkpoint
         assert world.history.bodies("env", "resume")[-2]["checkpoint_id"] == first.checkpoint_id
 
 
+@pytest.mark.trio
+async def test_two_checkpoints_that_servers_missed_the_end_of_are_both_ended(autojump_clock: MockClock) -> None:
+    """One server stands in the first, another in the second: neither is left to its lease. Covers: I20."""
+    async with a_world() as world, world.coordinator(world.trainer()) as job:
+        await job.recover()
+        world.network.faults = lambda call: Fault(refuse=True) if is_call(call, "tools", "resume") else None
+        first = await job.checkpoint(5)
+        assert isinstance(first, Published) and len(first.unresumed) == 1
+        world.network.faults = lambda call: (
+            Fault(refuse=True) if is_call(call, "tools", "resume") or is_call(call, "env", "resume") else None
+        )
+        second = await job.checkpoint(5)
+        assert isinstance(second, Aborted) and "tools: prepare" in second.reason
+        world.network.faults = None
+        third = await job.checkpoint(5)
+        assert isinstance(third, Published), third.story()
+        assert third.unresumed == ()
+        resumed = [body["checkpoint_id"] for body in world.history.bodies("env", "resume")]
+        assert second.checkpoint_id in resumed
+
+
 @define(eq=False)
 class SteppingClock:
     """A wall clock that somebody sets; the other one goes on."""

@@ -144,8 +144,8 @@ class EarlyRevision(Resources[Counter]):
     async def mutate(self, scope: Scope) -> AsyncIterator[Change[Counter]]:
         early = self._find(scope[REQUEST_KEY]).position.revision
         async with super().mutate(scope) as change:
-            change.headers = lambda: {REVISION_HEADER: str(early + 1)}
             yield change
+        change.headers = {REVISION_HEADER: str(early + 1)}
 
 
 async def two_at_once(fleet: Fleet, kind: type[Resources[Counter]]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from participants.files.chain import Base, Claim, candidates
+from participants.files.chain import Base, Choice, Claim, candidates, choose, deletable, overtaken_by
 from participants.files.draft import Committed, Draft, DraftIncomplete
 from participants.files.files import InvalidCheckpointState
 from participants.files.snapshots import write_part
@@ -171,6 +171,42 @@ def test_a_broken_chain_is_an_error_and_no_fresh_start(claims: dict[int, Claim])
     """A missing link, or a start of the same or a later life: nothing is guessed. Covers: I91"""
     with pytest.raises(ChainBroken):
         candidates(2, claims, [CheckpointId(1, 1), CheckpointId(2, 1), CheckpointId(3, 1)])
+
+
+def test_the_base_is_the_newest_candidate_and_the_rest_is_told() -> None:
+    """Nothing older in its place, nothing where there is none; what was overtaken is named. Covers: I79, I91"""
+    ids = [CheckpointId(1, 1), CheckpointId(1, 2), CheckpointId(2, 1)]
+    claims = {1: Claim(1, None, Base(None)), 2: Claim(2, None, Base(ids[0])), 3: Claim(3)}
+    assert choose(3, claims, ids) == Choice(ids[2], overtaken=(ids[1],))
+    assert choose(2, {1: Claim(1), 2: Claim(2)}, ids) == Choice(None, overtaken=tuple(ids))
+    with pytest.raises(ChainBroken, match="claim first, then choose"):
+        choose(4, claims, ids)
+
+
+def test_own_later_claims_overtake_nobody() -> None:
+    """A coordinator that starts its servers again claims again. Covers: I96, I98"""
+    assert overtaken_by(2, [1, 2]) == ()
+    assert overtaken_by(2, [4, 1, 3, 2]) == (3, 4)
+    assert overtaken_by(2, [4, 1, 3, 2], own=[3]) == (4,)
+    assert overtaken_by(2, [1, 2, 3], own=[3]) == ()
+
+
+def test_retention_may_delete_what_its_own_chain_has_beyond_two() -> None:
+    """The base counts as one of them; what was overtaken neither counts nor goes. Covers: I77, I79"""
+    ids = {name: CheckpointId(*name) for name in [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]}
+    claims = {1: Claim(1, None, Base(None)), 2: Claim(2, None, Base(ids[1, 2]))}
+    assert deletable(1, claims, [ids[1, 1], ids[1, 2]]) == ()
+    assert deletable(1, claims, [ids[1, 1], ids[1, 2], ids[1, 3]]) == (ids[1, 1],)
+    assert deletable(2, claims, [ids[name] for name in [(1, 1), (1, 2), (1, 3), (2, 1)]]) == (ids[1, 1],)
+    assert deletable(2, claims, ids.values()) == (ids[1, 2], ids[1, 1])
+    assert deletable(2, claims, ids.values(), keep=3) == (ids[1, 1],)
+
+
+@pytest.mark.parametrize("keep", [1, 0, -1])
+def test_retention_keeps_one_to_fall_back_to(keep: int) -> None:
+    """Fewer than two is an error, not an empty root. Covers: I77"""
+    with pytest.raises(ValueError, match="at least 2"):
+        deletable(1, {1: Claim(1, None, Base(None))}, [CheckpointId(1, 1)], keep=keep)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"start": 3}', b'{"start": "../x"}', b'{"start": null, "n": 1}'])

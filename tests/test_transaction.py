@@ -112,6 +112,7 @@ def test_s32_nothing_is_published_without_every_proof() -> None:
     assert code(after(*STEPS[:7]), DirectoryPublished()) == "unproved"
     assert code(saved, ProofGiven("agent", "a successor")) == "not_a_member"
     assert code(saved, ProofGiven("a stranger", "i1")) == "not_a_member"
+    assert code(saved, ProofGiven("agent", "i1", "preparing")) == "not_committed"
     assert after(*STEPS[:9]).state is TransactionState.PUBLISHED
 
 

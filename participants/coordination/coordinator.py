@@ -8,10 +8,12 @@ coordinator (cancelled) sends nothing, its servers reopen by their leases (I21);
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 import httpx
 import trio
@@ -46,6 +48,9 @@ __all__ = [
     "Published",
     "Recovered",
 ]
+
+UNFINISHED_KEPT: Final = 8
+"""So many of the newest checkpoints that some server did not hear the end of are ended again before the next one."""
 
 
 class Coordinator:
@@ -84,7 +89,7 @@ class Coordinator:
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
         self._run: CheckpointRun | None = None
-        self._unfinished: list[Open] = []
+        self._unfinished: deque[Open] = deque(maxlen=UNFINISHED_KEPT)
         self._failures = 0
         self._started = False
 
@@ -237,21 +242,27 @@ class Coordinator:
             raise
         finally:
             self._run = None
-        if outcome.unresumed and not self._unfinished:
+        if outcome.unresumed:
             self._unfinished.append(run.open)
         return self._counted(outcome)
 
     async def _end_unfinished(self, life: Life) -> None:
-        """A checkpoint that was cancelled half-way, or that a server did not hear the end of, is over on every server
-        that can be reached: until its lease ends, a server refuses every other checkpoint.
+        """Checkpoints that were cancelled half-way, or that a server did not hear the end of, are over on every server
+        that can be reached: until its lease ends, a server refuses every other checkpoint. One server may stand in an
+        earlier one and another in a later one, and each ends only by the id that it stands in.
         """
-        for unfinished in tuple(self._unfinished):
-            deadline_ts = self.seams.clock.time() + self.settings.resume_timeout_s
+        deadline_ts = self.seams.clock.time() + self.settings.resume_timeout_s
+
+        async def end(unfinished: Open) -> None:
             problems = await resume_all(unfinished.contacted, unfinished.checkpoint_id, deadline_ts)
             for problem in problems:
                 log.warning("%s: not resumed: %s", unfinished.checkpoint_id, problem)
             if not problems:
                 self._unfinished.remove(unfinished)
+
+        async with trio.open_nursery() as nursery:
+            for unfinished in tuple(self._unfinished):
+                nursery.start_soon(end, unfinished)
 
     def _counted(self, outcome: Published | Aborted) -> Published | Aborted:
         if isinstance(outcome, Published):

@@ -18,7 +18,8 @@ from ..records.records import Part
 from .agreement import NO_PIECES, Agreed, Pieces, agree, gather
 from .ledger import Ledger, Rollout
 from .outcomes import Blocker
-from .recovery import Settled, settle
+from .recovery import Settled, settle, settle_units
+from .units import Sharing
 
 NOT_CUT = Agreed(False, "it was not in the scope of this checkpoint")
 
@@ -74,9 +75,9 @@ class Cut:
                 standing.append(rollout.episode.rollout_id)
         return tuple(standing)
 
-    def dispositions(self, ledger: Ledger) -> dict[str, Settled]:
-        """What the checkpoint says of every rollout in `ledger`."""
-        return {
+    def dispositions(self, ledger: Ledger, sharing: Sharing = Sharing.PRIVATE) -> dict[str, Settled]:
+        """What the checkpoint says of every rollout in `ledger`; `sharing` is what the deployment's servers share."""
+        alone = {
             rollout_id: settle(
                 received=rollout.has_result,
                 sent=rollout.sent,
@@ -88,6 +89,7 @@ class Cut:
             )
             for rollout_id, rollout in ledger.rollouts.items()
         }
+        return settle_units(alone, ledger.units(sharing))
 
 
 def read_blockers(server: str, report: Mapping[str, Any]) -> tuple[Blocker, ...]:

@@ -22,6 +22,7 @@ from ..settings import Seams
 from .introduction import Role, UnknownRole, introduce
 from .outcomes import CoordinatorError
 from .recovery import Server
+from .units import Sharing, widest
 
 PREPARE_ORDER: Final = (Role.ENVIRONMENT, Role.POLICY, Role.AGENT, Role.RESOURCES)
 RESUME_ORDER: Final = (Role.RESOURCES, Role.POLICY, Role.AGENT, Role.ENVIRONMENT)
@@ -41,7 +42,10 @@ class DiscoveryFailed(CoordinatorError):
 
 @frozen(eq=False)
 class Member:
-    """One participant. `name` is the launcher's; `kind` and `instance` name its part; `mode` is what it can export."""
+    """One participant. `name` is the launcher's; `kind` and `instance` name its part; `mode` is what it can export.
+
+    `sharing` is among whom it shares mutable state, in its own word; "" where it says none.
+    """
 
     name: str
     role: Role
@@ -49,6 +53,7 @@ class Member:
     instance: str
     mode: str
     control: ControlClient
+    sharing: str = ""
 
     @property
     def incarnation(self) -> str:
@@ -93,6 +98,11 @@ class Deployment:
     @property
     def servers(self) -> frozenset[Server]:
         return frozenset(member.server for member in self.members)
+
+    @property
+    def sharing(self) -> Sharing:
+        """Among whom its servers share mutable state."""
+        return widest(member.sharing for member in self.members)
 
     @property
     def incarnations(self) -> frozenset[tuple[str, str]]:
@@ -204,7 +214,7 @@ async def _member(name: str, control: ControlClient, seams: Seams, max_clock_ske
     if found is None or found.role is Role.AUXILIARY:
         return None
     _check_clock(name, None if found.clock is None else found.clock.skew_s, max_clock_skew_s)
-    return Member(name, found.role, found.kind, found.instance, found.mode, control)
+    return Member(name, found.role, found.kind, found.instance, found.mode, control, found.sharing)
 
 
 def _check_clock(name: str, skew_s: float | None, bound_s: float) -> None:

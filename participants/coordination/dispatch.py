@@ -23,7 +23,7 @@ from ..identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, Episode
 from ..machines.handoff import AcceptResult
 from ..net.replies import Verdict, read_reply
 from ..records.records import Json, Receipt
-from .ledger import Rollout
+from .ledger import Ledger, Rollout
 from .life import Life, log
 from .outcomes import Batch, BatchReport
 from .trainer import Dispatch, Result, SavesResults
@@ -82,6 +82,16 @@ def read_run_reply(
     if receipt.result_sha256 != sha256:
         return Answer(came=Came.NO_RESULT, why="the result does not match its receipt")
     return Answer(came=Came.RESULT, body=body, receipt=receipt)
+
+
+def other_process(target: str, given_to: str, shown: str | None) -> str:
+    """Why a reply is not of the process that the execution was given to, or "" (I97). Pure.
+
+    `shown` is the incarnation that the reply names; a peer of another make has none.
+    """
+    if shown is None or given_to in ("", shown):
+        return ""
+    return f"participant lost: {target} is another process now ({shown}, not {given_to})"
 
 
 class Dispatcher:
@@ -223,31 +233,41 @@ class Dispatcher:
         return read_run_reply(episode, reply.status_code, reply.headers, content, own)
 
     def _other_process(self, target: str, headers: httpx.Headers) -> str:
-        """Why this reply is not of the process that the execution was given to, or "" (I97)."""
         shown = headers.get(INCARNATION_HEADER)
-        for member in self._life.deployment.members:
-            if member.name == target and shown is not None and member.incarnation not in ("", shown):
-                return f"participant lost: {target} is another process now ({shown}, not {member.incarnation})"
-        return ""
+        members = (member for member in self._life.deployment.members if member.name == target)
+        return next((other_process(target, member.incarnation, shown) for member in members), "")
 
     # --- results
 
     async def _deliver(self, receipt: Receipt, body: Json) -> None:
-        """The result is in the ledger, and with the framework if it is the rollout's first (I68)."""
+        """The result is in the ledger, and with the framework if it is the rollout's first (I68).
+
+        A store outside is asked first: what enters the ledger, and every checkpoint, is what stands (section 9).
+        """
         life = self._life
         ledger, effects = life.ledger.received(receipt, body)
-        life.note(ledger)
-        for effect in effects:
-            if isinstance(effect, AcceptResult):
-                await self._hand_over(ledger[receipt.rollout_id])
+        first = any(isinstance(effect, AcceptResult) for effect in effects)
+        standing = await self._asked(ledger[receipt.rollout_id]) if first else None
+        if standing is None:
+            life.note(life.ledger.received(receipt, body)[0])
+        else:
+            ledger, _ = life.ledger.received(standing.receipt, standing.body)
+            await self._note_standing(ledger, standing)
+        if first:
+            await self._accept(life.ledger[receipt.rollout_id])
 
     async def _hand_over(self, rollout: Rollout, *, redelivered: bool = False) -> None:
-        life, result = self._life, rollout.result
+        """A result of the ledger is with the framework, or what stands in its place."""
+        standing = await self._asked(rollout)
+        if standing is not None:
+            await self._note_standing(self._life.ledger, standing)
+        await self._accept(self._life.ledger[rollout.dispatch.rollout_id], redelivered=redelivered)
+
+    async def _accept(self, rollout: Rollout, *, redelivered: bool = False) -> None:
+        result = rollout.result
         assert result is not None
-        if isinstance(life.trainer, SavesResults):
-            result = await self._save_result(life.trainer, result)
-        async with life.hooks:
-            await life.trainer.accept(evolve(result, redelivered=redelivered))
+        async with self._life.hooks:
+            await self._life.trainer.accept(evolve(result, redelivered=redelivered))
 
     async def _hand_over_once(self, rollout: Rollout) -> None:
         """The result is with the framework, which may have taken it already: its consumed set tells (I88)."""
@@ -256,19 +276,33 @@ class Dispatcher:
         if rollout.dispatch.rollout_id not in consumed:
             await self._hand_over(rollout)
 
-    async def _save_result(self, trainer: SavesResults, result: Result) -> Result:
-        """The result that stands; saved, and acknowledged at once, if the framework could keep it (section 9)."""
-        life = self._life
-        try:
-            standing = await trainer.save_result(result)
-            if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
-                raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
-        except Exception:
-            log.exception("save_result failed for %s; its server keeps it until the next checkpoint", result.rollout_id)
-            return result
-        life.note(life.ledger.standing(standing))
-        await self._acknowledge(life.ledger[result.rollout_id].dispatch.target)
+    async def _asked(self, rollout: Rollout) -> Result | None:
+        """What the framework's store keeps for this rollout; None without such a store.
+
+        A store that fails is asked again, for as long as a `/run` would be; then its error comes out, and the result is
+        neither in the ledger nor with the framework: whoever keeps results outside must have all of them.
+        """
+        trainer, result = self._life.trainer, rollout.result
+        assert result is not None
+        if not isinstance(trainer, SavesResults):
+            return None
+        patience = _Patience(self._life)
+        while True:
+            try:
+                standing = await trainer.save_result(result)
+                break
+            except Exception as error:
+                log.warning("save_result failed for %s: %s: %s", result.rollout_id, type(error).__name__, error)
+                if not await patience.wait():
+                    raise
+        if (standing.rollout_id, digest(standing.body)) != (result.rollout_id, standing.receipt.result_sha256):
+            raise ValueError(f"what stands for {result.rollout_id} is not what its receipt names")
         return standing
+
+    async def _note_standing(self, ledger: Ledger, standing: Result) -> None:
+        """It is in the ledger, saved, and acknowledged at once (section 9)."""
+        self._life.note(ledger.standing(standing))
+        await self._acknowledge(ledger[standing.rollout_id].dispatch.target)
 
     async def _acknowledge(self, target: str) -> None:
         """What `target` retains and is saved is released; of several at once only one asks."""

@@ -57,7 +57,7 @@ class ClockReading:
 
 @frozen(kw_only=True)
 class Introduction:
-    """What a server says of itself. `mode` is "" where it says none; `clock` None where it does not tell the time.
+    """What a server says of itself. `mode` and `sharing` are "" where it says none; `clock` is None without a time.
 
     `said` is the reply that it was read from: the capabilities, or the status of a server without that route.
     """
@@ -69,6 +69,7 @@ class Introduction:
     clock: ClockReading | None
     has_capabilities: bool
     said: Reply
+    sharing: str = ""
 
 
 def declared_role(capabilities: Reply) -> Role:
@@ -107,6 +108,7 @@ async def introduce(control: ControlClient, clock: Clock) -> Introduction | None
         clock=reading,
         has_capabilities=True,
         said=said,
+        sharing=str(said.get("sharing", "")),
     )
 
 

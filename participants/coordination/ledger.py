@@ -10,7 +10,7 @@ Every change goes through the tables `ATTEMPT` and `LEDGER_ENTRY`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 
 import attrs
@@ -38,8 +38,10 @@ from ..records.records import Disposition, Json, LedgerRow, LedgerStatus, Receip
 from .recovery import Verdict
 from .shared_map import SharedMap
 from .trainer import Dispatch, Result
+from .units import Sharing, unit_of
 
 Effects = tuple[Any, ...]
+ROLLOUTS_TOLD: Final = 5
 _STANDING: Final = frozenset({AttemptState.PARKED, AttemptState.COMMITTED})
 
 
@@ -176,7 +178,13 @@ class Ledger:
         standing = [name for name, each in self.rollouts.items() if each.execution.state in _STANDING]
         return self._with(standing, _released)
 
-    def registry_rows(self, settled: Mapping[str, tuple[Disposition, str]]) -> tuple[RegistryRow, ...]:
+    def units(self, sharing: Sharing) -> dict[str, str | None]:
+        """The unit of each rollout in a deployment that shares that much; None where it is alone."""
+        return {rollout_id: unit_of(each.dispatch.group, sharing) for rollout_id, each in self.rollouts.items()}
+
+    def registry_rows(
+        self, settled: Mapping[str, tuple[Disposition, str]], sharing: Sharing = Sharing.PRIVATE
+    ) -> tuple[RegistryRow, ...]:
         """One row per rollout (section 6.6); `settled` has disposition and reason, who is missing there is *queued*."""
         return tuple(
             RegistryRow(
@@ -187,6 +195,7 @@ class Ledger:
                 task_digest=each.digest,
                 data_position=each.dispatch.data_position,
                 target=each.dispatch.target,
+                unit=unit_of(each.dispatch.group, sharing),
                 disposition=disposition,
                 reason=reason,
             )
@@ -255,6 +264,14 @@ class Ledger:
         """The rollouts whose result only the trainer keeps, since a durable checkpoint of it contains them (I87)."""
         return frozenset(name for name, each in self.rollouts.items() if each.has_result and each.body is None)
 
+    def contradiction(self, consumed: Set[str]) -> str:
+        """Why this reading and what the trainer's state contains cannot be one checkpoint, or "" (S52, S53)."""
+        if strangers := consumed - self.finished:
+            return f"the trainer has consumed {_told(strangers)}, of which no result came"
+        if forgotten := self.given_away - consumed:
+            return f"the trainer's state lacks {_told(forgotten)}, whose results nobody else keeps"
+        return ""
+
     # --- inside
 
     def _put(self, rollout: Rollout) -> Ledger:
@@ -262,6 +279,10 @@ class Ledger:
 
     def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
         return Ledger(self.rollouts.changed({each: change(self.rollouts[each]) for each in rollout_ids}))
+
+
+def _told(rollout_ids: Set[str]) -> str:
+    return ", ".join(sorted(rollout_ids)[:ROLLOUTS_TOLD])
 
 
 def _released(rollout: Rollout) -> Rollout:
@@ -275,6 +296,21 @@ def _written(rollout: Rollout) -> Rollout:
     if state is AttemptState.RESTORED or (state is AttemptState.QUEUED and rollout.restored):
         return rollout.after(Restored(), PartWritten())
     return rollout.after(Parked(), PartWritten())
+
+
+def rows_of(
+    reading: Ledger,
+    now: Ledger,
+    settled: Mapping[str, tuple[Disposition, str]],
+    sharing: Sharing = Sharing.PRIVATE,
+) -> tuple[tuple[RegistryRow, ...], tuple[LedgerRow, ...]]:
+    """Registry and ledger of a checkpoint: what was read, and whoever was registered since then, as queued (S40).
+
+    The framework's data cursor may have been saved after the reading; so nobody behind it is missing.
+    """
+    late = Ledger({name: each for name, each in now.rollouts.items() if name not in reading})
+    registry = reading.registry_rows(settled, sharing) + late.registry_rows({}, sharing)
+    return registry, reading.ledger_rows() + late.ledger_rows()
 
 
 def recovered(registry: Iterable[RegistryRow], ledger: Iterable[LedgerRow], verdicts: Iterable[Verdict]) -> Ledger:
@@ -295,6 +331,7 @@ def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerR
     held = results[row.rollout_id]
     assert held.receipt is not None
     entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
-    entry, _ = LEDGER_ENTRY.step(entry, Saved())
+    if held.status is LedgerStatus.SAVED:  # what a living coordinator has received only is not saved by a restart (I67)
+        entry, _ = LEDGER_ENTRY.step(entry, Saved())
     completed = rollout.after(Dispatched(), Completed())
     return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)

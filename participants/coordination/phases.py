@@ -20,11 +20,11 @@ from statecore.errors import StatecoreError
 from ..files.draft import Committed, Draft
 from ..files.snapshots import read_part
 from ..files.store import Publication, StoreError
-from ..net.client import Reply
+from ..net.client import ControlError, Reply
 from ..records.manifests import CheckpointId
 from .cut import Cut, read_blockers
 from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
-from .ledger import Ledger
+from .ledger import Ledger, rows_of
 from .life import Life, log
 from .outcomes import Blocker, Phase
 from .recovery import Settled
@@ -34,7 +34,6 @@ COMMITTED: Final = "committed"
 PREPARED: Final = "prepared"
 PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
-STRANGERS_TOLD: Final = 5
 CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
 
@@ -181,16 +180,10 @@ class Phases:
         draft = self.draft
         self.reading = self.life.ledger
         self.consumed = frozenset(await self._hook("consumed", self.life.trainer.consumed))
-        strangers = sorted(self.consumed - self.reading.finished)
-        if strangers:
-            told = ", ".join(strangers[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer has consumed {told}, of which no result came", broken=True)
-        forgotten = sorted(self.reading.given_away - self.consumed)
-        if forgotten:
-            told = ", ".join(forgotten[:STRANGERS_TOLD])
-            raise StageFailed(f"the trainer's state lacks {told}, whose results nobody else keeps", broken=True)
+        if contradiction := self.reading.contradiction(self.consumed):
+            raise StageFailed(contradiction, broken=True)
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
-        self.settled = self.cut.dispositions(self.reading)
+        self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
         directory = await self.life.disk(lambda: draft.framework_dir)
         failed: list[StageFailed] = []
@@ -235,6 +228,27 @@ class Phases:
             if isinstance(expires, (int, float)) and expires <= now:
                 raise StageFailed(f"{name}: its lease has expired")
 
+    async def prove(self) -> dict[str, str]:
+        """The phase of every participant in this checkpoint, asked now.
+
+        A renew is answered in any phase of an open checkpoint. The process that committed is beyond all others; one
+        that shows no incarnation may be its successor, closed by a late prepare, and is asked for its phase (S32).
+        """
+        await self.renew()
+        return {
+            member.name: COMMITTED if member.incarnation else await self._phase_of(member)
+            for member in self.life.deployment.members
+        }
+
+    async def _phase_of(self, member: Member) -> str:
+        try:
+            status = await member.control.status(timeout_s=max(0.0, self.deadline - trio.current_time()))
+        except ControlError as error:
+            raise StageFailed(str(error)) from error
+        if status.get("checkpoint_id") != str(self.checkpoint_id):
+            raise StageFailed(f"{member.name}: it has {status.get('checkpoint_id')!r} open, not this checkpoint")
+        return str(status.get("phase"))
+
     # --- files
 
     async def write_and_validate(self) -> None:
@@ -257,12 +271,8 @@ class Phases:
             )
             for member in self.life.deployment.members
         )
-        late = Ledger({name: each for name, each in ledger.rollouts.items() if name not in self.reading})
-        rows = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
-        draft.write_coordinator(
-            self.reading.registry_rows(rows) + late.registry_rows({}),
-            self.reading.ledger_rows() + late.ledger_rows(),
-        )
+        settled = {name: (each.disposition, each.reason) for name, each in self.settled.items()}
+        draft.write_coordinator(*rows_of(self.reading, ledger, settled, self.life.deployment.sharing))
         draft.seal_framework()
         draft.finish(self.policy_version)
 

@@ -17,6 +17,7 @@ from statecore.errors import StatecoreError, WireError, WireErrors
 from ..identity import EpisodeId
 from ..records.records import Disposition, LedgerRow, LedgerStatus, Part, RegistryRow
 from .agreement import NO_PIECES, Agreed, Pieces, agree, gather
+from .units import torn
 
 PLAN_REASONS_SHOWN = 10
 
@@ -76,6 +77,20 @@ def settle(
     if not agreed.agrees:
         return Settled(Disposition.FRESH, agreed.reason)
     return Settled(Disposition.CONTINUE, "all parts agree", agreed.weak, agreed.untracked)
+
+
+def settle_units(settled: Mapping[str, Settled], units: Mapping[str, str | None]) -> dict[str, Settled]:
+    """The dispositions, each unit's as one (section 6.6, S69)."""
+    found = {rollout_id: (each.disposition, units.get(rollout_id)) for rollout_id, each in settled.items()}
+    to_blame = torn(found)
+    return {
+        rollout_id: Settled(Disposition.FRESH, _torn_by(to_blame[rollout_id])) if rollout_id in to_blame else each
+        for rollout_id, each in settled.items()
+    }
+
+
+def _torn_by(other: str) -> str:
+    return f"it shares state with {other}, which starts fresh"
 
 
 # --- after a restart
@@ -148,6 +163,24 @@ def classify(
     )
 
 
+def classify_units(verdicts: Iterable[Verdict], registry: Iterable[RegistryRow]) -> tuple[Verdict, ...]:
+    """The verdicts, each unit's as one (S69); who was queued in the checkpoint had no part in the state yet."""
+    rows = {row.rollout_id: row for row in registry}
+    verdicts = tuple(verdicts)
+    found = {}
+    for each in verdicts:
+        row = rows[each.rollout_id]
+        waits = row.disposition is Disposition.QUEUED and each.disposition is Disposition.FRESH
+        found[each.rollout_id] = (Disposition.QUEUED if waits else each.disposition, row.unit)
+    to_blame = torn(found)
+    return tuple(
+        evolve(each, disposition=Disposition.FRESH, reason=_torn_by(to_blame[each.rollout_id]), weak=0, untracked=0)
+        if each.rollout_id in to_blame
+        else each
+        for each in verdicts
+    )
+
+
 def _has_result(row: LedgerRow | None, live: bool) -> bool:
     """Whether the ledger in force has the result: *received* counts only while its coordinator lives."""
     return row is not None and (row.status is LedgerStatus.SAVED or (live and row.status is LedgerStatus.RECEIVED))
@@ -165,6 +198,11 @@ class RestorePlan:
     scope: tuple[EpisodeId, ...] = ()
     retire: tuple[EpisodeId, ...] = ()
     redeliver: tuple[LedgerRow, ...] = ()
+
+    @property
+    def continuations(self) -> tuple[EpisodeId, ...]:
+        """The scope as it is restored: N+1."""
+        return tuple(each.successor for each in self.scope)
 
 
 @frozen(kw_only=True)
@@ -206,7 +244,7 @@ def plan_restore(found: Found) -> RestorePlan:
     if problems:
         raise CheckpointRejected(problems)
     with_records = {episode.rollout_id for episode in pieces}
-    verdicts = tuple(
+    alone = [
         classify(
             row,
             ledger=ledger.get(row.rollout_id),
@@ -217,7 +255,8 @@ def plan_restore(found: Found) -> RestorePlan:
             live=found.live,
         )
         for row in found.registry
-    )
+    ]
+    verdicts = classify_units(alone, found.registry)
     continued = {each.rollout_id for each in verdicts if each.disposition is Disposition.CONTINUE}
     return RestorePlan(
         verdicts=verdicts,

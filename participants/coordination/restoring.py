@@ -1,9 +1,11 @@
 """A life begins: the root is claimed, a base chosen, the servers restored or opened.
 
-Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record (S62); only the newest
+Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record, then read the claims again
+(S62): results are released at a start too, and a later life may not have seen this one's base; only the newest
 candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
-all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens; if it
-fails anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
+all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens, and
+what a restore does not fence before anything is restored, since from then on a lease may open a server; if it fails
+anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ..settings import Seams
 from .deployment import BadReply, Failure, Member, call_all, resume_all
 from .housekeeping import retire_all
 from .life import Life, log
-from .outcomes import CoordinatorError
+from .outcomes import CoordinatorError, Overtaken
 from .recovery import CheckpointRejected, RestorePlan, Server
 
 
@@ -37,25 +39,26 @@ class Begun:
 
 
 async def claim_and_choose(store: Store, seams: Seams) -> Begun:
-    """This life's epoch is claimed and its base recorded. CheckpointRejected when the newest candidate is damaged."""
+    """This life's epoch is claimed and its base recorded, and nobody has claimed since.
+
+    CheckpointRejected when the newest candidate is damaged; Overtaken when there is a later claim.
+    """
     return await on_disk(seams.disk, partial(_claim_and_choose, store))
 
 
 def _claim_and_choose(store: Store) -> Begun:
     epoch = store.claim()
-    candidates = store.candidates(epoch)
-    overtaken = tuple(str(each) for each in store.published() if each not in candidates)
-    if not candidates:
-        store.record_base(epoch, None)
-        return Begun(epoch, None, overtaken)
-    newest = candidates[0]
+    choice = store.choose(epoch)
+    overtaken, newest = tuple(map(str, choice.overtaken)), choice.start
     try:
-        checkpoint = store.read(newest)
+        checkpoint = None if newest is None else store.read(newest)
     except InvalidCheckpointState as error:
         raise CheckpointRejected(
             [f"{newest} is damaged and nothing older is taken in its place (move it away by hand to do so): {error}"]
         ) from error
     store.record_base(epoch, newest)
+    if later := store.overtaken_by(epoch):
+        raise Overtaken(f"{store.root}: epoch {epoch} is overtaken by epoch {later[-1]} before it began; nothing runs")
     return Begun(epoch, checkpoint, overtaken)
 
 
@@ -71,6 +74,7 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
     """
     restore_id = life.next_id("rs")
     deadline_ts = life.seams.clock.time() + life.settings.restore_timeout_s
+    await _fence(life, plan.retire, restore_id, deadline_ts)  # first: the lease of what is restored may end any time
     failed = ""
     if checkpoint is not None:
         try:
@@ -79,11 +83,7 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
             failed = str(error)
             log.error("%s: restoring %s failed, everything starts fresh: %s", restore_id, checkpoint.directory, failed)
             deadline_ts = max(deadline_ts, life.seams.clock.time() + life.settings.resume_timeout_s)
-    fenced = plan.retire + (tuple(each.successor for each in plan.scope) if failed else ())
-    try:
-        await retire_all(life.deployment, fenced, restore_id, deadline_ts, life.settings.retire_batch)
-    except Failure as failure:
-        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
+            await _fence(life, plan.continuations, restore_id, deadline_ts)
     problems = await life.acknowledge()
     for problem in problems:
         log.warning("%s: not acknowledged yet: %s", restore_id, problem)
@@ -92,6 +92,14 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
     if closed:
         raise CoordinatorError(f"{restore_id}: servers could not be opened: {'; '.join(closed)}")
     return failed
+
+
+async def _fence(life: Life, episodes: Sequence[EpisodeId], restore_id: str, deadline_ts: float) -> None:
+    """These attempts and all below them are over on every server. CoordinatorError where one cannot be told."""
+    try:
+        await retire_all(life.deployment, episodes, restore_id, deadline_ts, life.settings.retire_batch)
+    except Failure as failure:
+        raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
 
 
 async def _install(

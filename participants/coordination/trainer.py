@@ -88,7 +88,11 @@ class SavesResults(Protocol):
     """The optional hook of a framework that keeps results outside its trainer's state, as evaluation does."""
 
     async def save_result(self, result: Result) -> Result:
-        """A durable copy exists. Create-only by rollout id: returns the result that stands, maybe an older one."""
+        """A durable copy exists. Create-only by rollout id: returns the result that stands, maybe an older one.
+
+        Whatever it raises, it is asked again for as long as a `/run` would be; then that comes out of `run_batch`, and
+        the result is not accepted.
+        """
 
 
 @runtime_checkable

@@ -156,9 +156,9 @@ class CheckpointRun:
     async def _publish(self) -> Iterable[Event]:
         """Validate, prove, publish, in this order."""
         await self._timed("validate", self.phases.write_and_validate)
-        await self._timed("prove", self.phases.renew)
+        phases = await self._timed("prove", self.phases.prove)
         for member in self.life.deployment.members:
-            self._step(tx.ProofGiven(member.name, member.control.seen_incarnation or ""))
+            self._step(tx.ProofGiven(member.name, member.control.seen_incarnation or "", phases[member.name]))
         tx.TRANSACTION.step(self.machine, tx.DirectoryPublished())  # refused without every proof: nothing is renamed
         self._publication = await self._timed("publish", self.phases.publish)
         return [tx.DirectoryPublished()]

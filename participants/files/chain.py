@@ -4,17 +4,24 @@ Rules (docs/reference/protocol.md section 11): claims come first, then the base 
 without a base is void. Candidates under claim n are those that epoch n published, newest first; then its start; then
 what the start's epoch published before the start, newest first; then that epoch's own start; and so on. Whatever else
 is published was overtaken: reported, ignored, never deleted (S44, S62, I91).
+
+What a life decides by its claims is here too, and nowhere else: its number, its base, whether it was overtaken, and
+what retention may delete. Retention is not built; `deletable` is what it has to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from attrs import frozen
 
 from statecore.errors import StatecoreError
 
 from ..records.manifests import CheckpointId
+
+KEPT_AT_LEAST: Final = 2
+"""So many checkpoints of its chain a life keeps: the newest, and one to fall back to when that one is damaged."""
 
 
 class StoreError(StatecoreError):
@@ -39,6 +46,49 @@ class Claim:
     epoch: int
     claimed_ts: float | None = None
     base: Base | None = None
+
+
+@frozen
+class Choice:
+    """What a life starts from, `start` None for a fresh start; `overtaken` is published and not in its chain."""
+
+    start: CheckpointId | None
+    overtaken: tuple[CheckpointId, ...] = ()
+
+
+def next_epoch(epochs: Iterable[int]) -> int:
+    """The number that a new life claims when these are claimed; claiming is create-only, the loser asks again."""
+    return max(epochs, default=0) + 1
+
+
+def choose(epoch: int, claims: Mapping[int, Claim], published: Collection[CheckpointId]) -> Choice:
+    """The base of claim `epoch`: the newest candidate and no other. Raises ChainBroken as `candidates` does.
+
+    `claims` are read after the claim was made, and `published` after them.
+    """
+    tried = candidates(epoch, claims, published)
+    return Choice(tried[0] if tried else None, tuple(each for each in published if each not in tried))
+
+
+def overtaken_by(epoch: int, epochs: Iterable[int], own: Collection[int] = ()) -> tuple[int, ...]:
+    """The later claims of others, with a base or void: not empty means that this life was overtaken (I98).
+
+    `own` are later claims of the same coordinator, which do not overtake it.
+    """
+    return tuple(sorted(each for each in epochs if each > epoch and each not in own))
+
+
+def deletable(
+    epoch: int, claims: Mapping[int, Claim], published: Collection[CheckpointId], keep: int = KEPT_AT_LEAST
+) -> tuple[CheckpointId, ...]:
+    """What retention may delete for the life of `epoch`: what its own chain has beyond the newest `keep` (I77).
+
+    To be asked and acted upon only between a reading of the claims that finds it not overtaken and the beginning of its
+    next checkpoint (S67). What was overtaken is neither counted nor deleted.
+    """
+    if keep < KEPT_AT_LEAST:
+        raise ValueError(f"retention keeps at least {KEPT_AT_LEAST} checkpoints, not {keep}")
+    return candidates(epoch, claims, published)[keep:]
 
 
 def candidates(

@@ -82,8 +82,8 @@ def read_checkpoint(
         tokens = _tokens(disk, directory, manifest)
         registry = _rows(disk, directory, manifest.registry, REGISTRY, RegistryRow)
         ledger = _rows(disk, directory, manifest.ledger, LEDGER, LedgerRow)
-        _check_registry(directory / REGISTRY, registry, owners)
-        _check_ledger(directory / LEDGER, ledger, registry)
+        check_registry(directory / REGISTRY, registry, owners)
+        check_ledger(directory / LEDGER, ledger, registry)
     return Checkpoint(directory, manifest, parts, registry, ledger, tokens)
 
 
@@ -198,7 +198,8 @@ def _rows(disk: Disk, directory: Path, ref: FileRef, relative: str, cls: type[T]
     return tuple(rows)
 
 
-def _check_registry(path: Path, registry: Iterable[RegistryRow], owners: list[EpisodeId]) -> None:
+def check_registry(path: Path, registry: Iterable[RegistryRow], owners: list[EpisodeId]) -> None:
+    """Each rollout is there once, and what continues has the one record that owns it; else InvalidCheckpointState."""
     held = set(owners)
     if len(held) != len(owners):
         double = next(each for each in owners if owners.count(each) > 1)
@@ -214,7 +215,8 @@ def _check_registry(path: Path, registry: Iterable[RegistryRow], owners: list[Ep
             raise InvalidCheckpointState(f"{path}: {row.episode.key} continues, but no record holds its episode")
 
 
-def _check_ledger(path: Path, ledger: Iterable[LedgerRow], registry: Iterable[RegistryRow]) -> None:
+def check_ledger(path: Path, ledger: Iterable[LedgerRow], registry: Iterable[RegistryRow]) -> None:
+    """Ledger and registry say the same of every rollout, and none is both saved and resumable (I65); else as above."""
     dispositions = {row.rollout_id: row.disposition for row in registry}
     rows: dict[str, LedgerRow] = {}
     for row in ledger:

@@ -114,14 +114,14 @@ class Store:
         """
         with _store_errors(self.root):
             make_dirs(self._disk, self.root)
-            epoch = max(self._epochs(), default=0)
+            epoch = chain.next_epoch(self._epochs())
             for _ in range(MAX_CLAIM_TRIES):
-                epoch += 1
                 claim = encode_manifest({"epoch": epoch, "claimed_ts": self._clock.time()})
                 with suppress(FileExistsError):
                     write_once(self._disk, self.root / claim_name(epoch), [claim], self._entropy)
                     self._disk.fsync_dir(self.root)
                     return epoch
+                epoch = chain.next_epoch([epoch])
         raise StoreError(f"{self.root}: lost the race for an epoch {MAX_CLAIM_TRIES} times")
 
     def claims(self) -> dict[int, Claim]:
@@ -138,6 +138,11 @@ class Store:
     def candidates(self, epoch: int) -> tuple[CheckpointId, ...]:
         """What claim `epoch` may start from, in the order to try (section 11). The claim must be made before."""
         return chain.candidates(epoch, self.claims(), self.published())
+
+    def choose(self, epoch: int) -> chain.Choice:
+        """The base of claim `epoch`, by the chain. The claim must be made before."""
+        claims = self.claims()  # the claims first, then what is published: of two, one sees the other
+        return chain.choose(epoch, claims, self.published())
 
     def record_base(self, epoch: int, start: CheckpointId | None) -> None:
         """It is durable what `epoch` started from, once and for all; None is a fresh start.
@@ -159,12 +164,12 @@ class Store:
     def overtaken_by(self, epoch: int) -> tuple[int, ...]:
         """The later claims, read anew: not empty means that this life stops, with no ACK and no resume (I98)."""
         with _store_errors(self.root):
-            return tuple(sorted(each for each in self._epochs() if each > epoch))
+            return chain.overtaken_by(epoch, self._epochs())
 
     def survey(self) -> Survey:
         """What the root holds, and what a claim made now would start from."""
         claims, published = self.claims(), self.published()
-        following = max(claims, default=0) + 1
+        following = chain.next_epoch(claims)
         tried = chain.candidates(following, claims | {following: Claim(following)}, published)
         partial = tuple(name for name in self._names() if _PARTIAL.match(name))
         overtaken = tuple(each for each in published if each not in tried)

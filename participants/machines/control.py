@@ -231,6 +231,14 @@ def is_data_of_other_life(data: Control, epoch: int | None) -> bool:
     return epoch < data.epoch or (data.epoch_required and epoch != data.epoch)
 
 
+def was_never_open(phase: Phase, is_open: bool) -> bool:
+    """Whether the server is closed since its start: it refuses what names a rollout, whoever calls (section 11).
+
+    One that breaks in this state stays in it: what it held, nobody would ever let go.
+    """
+    return not is_open and phase in (Phase.BORN, Phase.BROKEN)
+
+
 def is_ended(data: Control, event: Call) -> bool:
     return event.checkpoint_id in data.ended
 
@@ -341,8 +349,14 @@ def restored_again(data: Control, _event: RestoreRequested) -> tuple[Control, li
     return data, [AnswerAgain(data.restored.reply if data.restored else "")]
 
 
-def open_again(data: Control, _event: object) -> tuple[Control, list[object]]:
+def open_broken(data: Control, _event: Broke) -> tuple[Control, list[object]]:
+    """It may be closed though nothing is open: by a restore under way, which can no longer open it (S25)."""
     return data, [OpenAdmission()]
+
+
+def break_open(data: Control, _event: Broke) -> tuple[Control, list[object]]:
+    """It opens, and whatever it was writing publishes nothing: from here on things move again (I48)."""
+    return data, [StopWriting(data.checkpoint_id or ""), OpenAdmission()]
 
 
 def open_unrestored(data: Control, _event: RestoreFailed) -> tuple[Control, list[object]]:
@@ -486,7 +500,7 @@ def _open_cells(phase: Phase) -> dict[type, Cell]:
         ),
         RenewRequested: this(stay(do=extend)),
         LeaseExpired: when(is_current, go(Phase.IDLE, do=expire), otherwise=ENDED_MEANWHILE),  # I21
-        Broke: go(Phase.BROKEN, do=open_again),  # nobody may wait for a lease that no longer runs
+        Broke: go(Phase.BROKEN, do=break_open),  # nobody may wait for a lease that no longer runs
         RestoreFailed: ENDED_MEANWHILE,
         RetireRequested: meant(when(is_other, CONFLICT, otherwise=_phase(phase, "; resume first"))),
     }
@@ -532,7 +546,7 @@ PARTICIPANT = Table(
             RenewRequested: fresh(_phase(Phase.IDLE)),
             RetireRequested: meant(in_time(stay(do=hear))),
             LeaseExpired: ENDED_MEANWHILE,
-            Broke: go(Phase.BROKEN),
+            Broke: go(Phase.BROKEN, do=open_broken),
         },
         Phase.PREPARING: {
             PrepareRequested: this(stay(do=wait_longer)),

@@ -70,10 +70,14 @@ class HalfSaved:
 
 @frozen
 class ProofGiven:
-    """This participant answered a renew sent after `HalfSaved`, with this id, committed, by this process."""
+    """This participant answered, asked after `HalfSaved`, that it is in `phase` with this id; by this process.
+
+    The process that committed and has this id open is still committed. Who shows no incarnation must say so itself.
+    """
 
     name: str
     incarnation: str
+    phase: str = "committed"
 
 
 @frozen
@@ -165,6 +169,10 @@ def is_member(data: Transaction, event: ProofGiven) -> bool:
     return (event.name, event.incarnation) in data.members
 
 
+def is_committed(_data: Transaction, event: ProofGiven) -> bool:
+    return event.phase == "committed"
+
+
 def is_overtaken(_data: Transaction, event: ClaimsRead) -> bool:
     return event.overtaken
 
@@ -222,6 +230,7 @@ RUNNING = refuse("checkpoint_running", detail="one checkpoint at a time")
 PUBLISHED_ALREADY = refuse("published", detail="a published checkpoint is not aborted")
 OVERTAKEN = refuse("overtaken", detail="another coordinator has claimed the root")
 STRANGER = refuse("not_a_member", detail="the proof is not by the process that committed")
+REOPENED = refuse("not_committed", detail="the participant is not committed with this checkpoint")
 NOBODY = refuse("nobody_committed", detail="a checkpoint of no participant proves nothing")
 UNPROVED = refuse("unproved", detail="a participant has not proved that it is still committed")
 
@@ -254,7 +263,7 @@ TRANSACTION = Table(
         _T.SETTLING: _row(AllSettled=go(_T.SAVING, do=save)),
         _T.SAVING: _row(HalfSaved=go(_T.VALIDATING, do=prove)),  # a proof before this does not count (S32)
         _T.VALIDATING: _row(
-            ProofGiven=when(is_member, stay(do=note_proof), otherwise=STRANGER),
+            ProofGiven=when(is_member, when(is_committed, stay(do=note_proof), otherwise=REOPENED), otherwise=STRANGER),
             DirectoryPublished=when(is_proved, go(_T.PUBLISHED, do=read_claims), otherwise=UNPROVED),
         ),
         _T.PUBLISHED: _row(

@@ -84,6 +84,25 @@ class Position:
         return Agreement.EQUAL if self == other else Agreement.DIFFERENT
 
 
+class OtherSession(ValueError):
+    """A position that is no later or earlier one of the session that was known: that session is gone."""
+
+
+def later(known: Position | None, heard: Position) -> Position:
+    """Where a session stands, for a caller that knew it at `known` and now hears `heard`; replies may overtake another.
+
+    Raises OtherSession when the two are not of one history: another incarnation, or one revision with two histories.
+    """
+    if known is None or known == heard:
+        return heard
+    if not (known.weak or heard.weak):
+        if known.incarnation != heard.incarnation:
+            raise OtherSession(f"the session at {known.header} is gone: what answers now is at {heard.header}")
+        if known.revision == heard.revision:
+            raise OtherSession(f"two histories: it stood at {known.header} and is said to stand at {heard.header}")
+    return heard if heard.revision >= known.revision else known
+
+
 def seed_position(entropy: Entropy) -> Position:
     """The position of a session that was just seeded: nothing applied, an incarnation of its own."""
     return Position(0, SEED_HISTORY, entropy.token_hex(HISTORY_BYTES))

@@ -128,18 +128,15 @@ class Admission:
         """What was quiet has ended without moving again."""
         self._step(SettledEnded())
 
-    async def stir(self, rollout_id: str | None, check: Check, gone: Gone | None = None) -> None:
-        """What was quiet moves again, now or when the gate opens; `check` and `gone` as for `enter`."""
-        while True:
-            check()
-            try:
-                self._step(Stirred())
-            except Refused as refused:
-                if refused.code != "admission_closed":
-                    raise
-            else:
-                return
-            await self.opened(rollout_id, gone)
+    def stir(self) -> bool:
+        """Whether what was quiet moves again: not while the gate is closed."""
+        try:
+            self._step(Stirred())
+        except Refused as refused:
+            if refused.code != "admission_closed":
+                raise
+            return False
+        return True
 
     async def opened(self, rollout_id: str | None = None, gone: Gone | None = None) -> None:
         """Returns when the gate is open, or at once when it is; also when `rollout_id` is woken."""
@@ -214,12 +211,18 @@ class Activity:
             self._admission.settle()
 
     async def stir(self, gone: Gone | None = None) -> None:
-        """It moves again; waits while the gate is closed (I24), ClientGone when `gone` returns first."""
-        if self._counted and self._settled:
-            await self._admission.stir(self._rollout_id, self._check, gone)
-            self._settled = False
-        else:
+        """It moves again; waits while the gate is closed (I24), ClientGone when `gone` returns first.
+
+        Several tasks of it may wait: it is counted once, the first one stirs it for all.
+        """
+        while True:
             self._check()
+            if not self._counted or not self._settled:
+                return
+            if self._admission.stir():
+                self._settled = False
+                return
+            await self._admission.opened(self._rollout_id, gone)
 
     def end(self) -> None:
         """It is over, whatever it was doing."""

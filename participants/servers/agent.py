@@ -46,6 +46,7 @@ from .agent_session import (
     LiveSession,
     Session,
     SessionError,
+    check_claim,
     frozen_boundary,
     note_accesses,
     read_accesses,
@@ -204,17 +205,12 @@ class Agent(Server):
 
     def _claim(self, episode: EpisodeId, key: str, digest: str) -> LiveSession:
         """The session to run: the restored one, claimed once and for the same task, or a new one (I60, S15)."""
-        for known in self._sessions.values():
-            other = known.episode
-            if known.unclaimed and other.rollout_id == episode.rollout_id and other != episode:
-                raise refuse_request("checkpoint_error", f"{other.key} continues a checkpoint and is not claimed yet")
         live = self._sessions.get((episode, key))
+        unclaimed = (known.episode for known in self._sessions.values() if known.unclaimed)
+        check_claim(episode, digest, unclaimed, None if live is None else live.task_digest)
         if live is None:
             self._retire_below(episode)
             live = self._sessions[episode, key] = LiveSession(episode, key, task_digest=digest)
-        elif live.task_digest != digest:
-            detail = f"episode {episode.key} continues a checkpoint recorded for a different task"
-            raise refuse_request("checkpoint_error", detail)
         self.fences.accept(episode)
         return live
 

@@ -20,6 +20,7 @@ from statecore.wire import parse, sha256_hex, structure, unstructure
 
 from ..identity import EpisodeId
 from ..machines.attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released, Restored, Tombstoned
+from ..net.http import refuse_request
 from ..records._fields import SCHEMA_VERSION, encode_line
 from ..records.positions import Position
 from ..records.records import AgentBoundary
@@ -64,6 +65,20 @@ class Frozen:
 
     def value(self) -> Any:
         return parse(self.line)
+
+
+def check_claim(episode: EpisodeId, task_digest: str, unclaimed: Iterable[EpisodeId], known: str | None) -> None:
+    """Nothing happens if this execution may begin here. Pure.
+
+    `unclaimed` are continuations that nobody has claimed; `known` is the task of the session that this execution has
+    here, None if it has none. Refused for one that would hide a continuation (S15), or go on with another task (I60).
+    """
+    for other in unclaimed:
+        if other.rollout_id == episode.rollout_id and other != episode:
+            raise refuse_request("checkpoint_error", f"{other.key} continues a checkpoint and is not claimed yet")
+    if known not in (None, task_digest):
+        detail = f"episode {episode.key} continues a checkpoint recorded for a different task"
+        raise refuse_request("checkpoint_error", detail)
 
 
 @define(eq=False)

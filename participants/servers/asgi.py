@@ -229,6 +229,7 @@ class Shell:
             return Answer(200, participant.status())
         body = await read_body(receive, self.server.settings.max_body_bytes)
         if path == ACKNOWLEDGE:
+            _check_epoch(headers, participant)
             return Answer(200, self.server.acknowledge(parse(body)))
         call = read_json(body, VERBS[verb])
         self._check_deadline(call, participant)
@@ -318,7 +319,10 @@ def _epoch(headers: dict[str, str]) -> int | None:
 
 
 def _check_epoch(headers: dict[str, str], participant: Participant) -> None:
-    """A data call of another life is refused where it says so (S45); one that carries no epoch is not checked."""
+    """A data call or an acknowledgement of another life is refused where it says so (S45, I98).
+
+    One that carries no epoch is not checked.
+    """
     sent, control = _epoch(headers), participant.control
     if is_data_of_other_life(control, sent):
         raise refuse_request("stale_epoch", f"this server belongs to epoch {control.epoch}, the call to {sent}")

@@ -68,9 +68,15 @@ class Lineage:
     entries: list[Entry] = field(factory=list)
     _calls: dict[str, str] = field(factory=dict)  # conversation digest -> newest call that led there
     _lengths: set[int] = field(factory=set)
+    _requests: dict[str, str] = field(factory=dict)  # call -> digest of its request
+    _generations: dict[str, list[Entry]] = field(factory=dict)  # digest of a request -> what was generated for it
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        request = entry.row.request_digest
+        if request is not None and entry.digests:
+            self._requests[entry.row.model_call_id] = request
+            self._generations.setdefault(request, []).append(entry)
         for digest in entry.digests:
             self._calls[digest] = entry.row.model_call_id
             self._lengths.add(entry.length)
@@ -84,18 +90,30 @@ class Lineage:
         """The call whose conversation this one continues, or None (I99)."""
         return next((self._calls[each] for each in conversation.prefixes() if each in self._calls), None)
 
+    def generations(self, call: str) -> Sequence[Entry]:
+        """All calls that asked what `call` asked, oldest first; none if it is not known, has failed or has no form."""
+        return self._generations.get(self._requests.get(call, ""), ())
+
 
 def placed(lineage: Lineage | None, named: str | None, path: str, body: Any) -> tuple[str | None, Conversation | None]:
     """The parent of a call that begins, and its conversation (None: its form is not known).
 
     `named` is the parent that its caller names, `lineage` what there is of its execution. Without a name it is the call
-    whose conversation it continues, else none; never simply the last one (I99, S68).
+    whose conversation it continues, else none; never simply the last one (I99, S68). A caller that asks the same twice
+    at once may name the generation that it did not go on with: of several the one that is continued is meant.
     """
-    lengths = () if lineage is None or named is not None else lineage.lengths
-    conversation = asked(path, body, lengths)
-    if named is not None or lineage is None or conversation is None:
-        return named, conversation
-    return lineage.parent(conversation), conversation
+    if lineage is None:
+        return named, asked(path, body)
+    if named is None:
+        conversation = asked(path, body, lineage.lengths)
+        return (None if conversation is None else lineage.parent(conversation)), conversation
+    generations = lineage.generations(named)
+    if len(generations) < 2:
+        return named, asked(path, body)
+    conversation = asked(path, body, {each.length for each in generations})
+    prefixes = set() if conversation is None else set(conversation.prefixes())
+    continued = [each.row.model_call_id for each in generations if not prefixes.isdisjoint(each.digests)]
+    return named if named in continued or not continued else continued[-1], conversation
 
 
 class Ledger:

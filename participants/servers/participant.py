@@ -46,6 +46,7 @@ from ..machines.control import (
     RetireRequested,
     StopWriting,
     new_process,
+    was_never_open,
 )
 from ..records.records import Part as RecordsPart
 from ..settings import Seams, Settings
@@ -105,7 +106,7 @@ class Participant:
     @property
     def born_closed(self) -> bool:
         """Started with an epoch and neither restored nor resumed yet."""
-        return self.phase is Phase.BORN
+        return was_never_open(self.phase, self.admission.is_open)
 
     def changed(self) -> None:
         """Everybody who waits for readiness looks again."""

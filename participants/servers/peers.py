@@ -34,7 +34,7 @@ from ..identity import (
 )
 from ..net.http import encode_body, refuse_request
 from ..net.posts import Answered
-from ..records.positions import SEED_HISTORY, Position, next_history
+from ..records.positions import SEED_HISTORY, OtherSession, Position, later, next_history
 from ..records.records import PartRef
 from .executions import ParticipantLost
 from .server import Server
@@ -117,7 +117,7 @@ class Trail:
         self.positions[("resources", server, session_id)] = position
 
     def note_reply(self, server: str, headers: Mapping[str, str], set_cookies: Iterable[str]) -> None:
-        """Positions and cookies of a reply."""
+        """Positions and cookies of a reply; ParticipantLost when what answered is not the session that was known."""
         for header in set_cookies:
             try:
                 named = {name: morsel.value for name, morsel in SimpleCookie(header).items()}
@@ -127,7 +127,11 @@ class Trail:
         position = _position(headers)
         if position is not None:
             session_id = headers.get(SESSION_HEADER) or self.sessions.get(server, "")
-            self.note_position(server, session_id, position)
+            try:
+                now = later(self.positions.get(("resources", server, session_id)), position)
+            except OtherSession as other:  # S60: nothing goes on in a session that is not the one it began in
+                raise ParticipantLost(f"{server}: {other}") from other
+            self.note_position(server, session_id, now)
 
     def parts(self) -> tuple[PartRef, ...]:
         return tuple(
@@ -203,7 +207,7 @@ class Peer:
             headers.append((EPOCH_HEADER, str(epoch)))
         if not is_model_path(path):
             headers.append((OPERATION_HEADER, operation_id or self.host.seams.entropy.token_hex(16)))
-        elif self.trail.last_model_call_id is not None:
+        elif self.trail.last_model_call_id is not None and all(name != PARENT_CALL_HEADER for name, _ in headers):
             headers.append((PARENT_CALL_HEADER, self.trail.last_model_call_id))
         return headers
 

@@ -8,10 +8,9 @@ what was accepted before runs to its end. docs/reference/protocol.md sections 2,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum, auto
-from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import httpx
@@ -77,12 +76,12 @@ class Verify(StrEnum):
 @define(eq=False)
 class Change(Generic[S]):
     """A mutation under way: change `state` and set `reply`, unless it is `repeated`, then `reply` is the recorded
-    one.
+    one. `headers` say where the session stands, read under its lock when the block ends (I37, S21).
     """
 
     session: Session[S]
     operation_id: str
-    headers: Callable[[], dict[str, str]]
+    headers: dict[str, str] | None = None
     repeated: bool = False
     reply: Any = None
 
@@ -95,8 +94,10 @@ class Change(Generic[S]):
         self.session.state = value
 
     def response(self, status: int = 200) -> Response:
-        """The reply with the position that the session has now."""
-        return JSONResponse(self.reply, status, headers=self.headers())
+        """The reply with the position that the session had when the block ended; RuntimeError inside the block."""
+        if self.headers is None:
+            raise RuntimeError("response() is called after the block: inside it the position is still the one before")
+        return JSONResponse(self.reply, status, headers=self.headers)
 
 
 @frozen
@@ -178,11 +179,12 @@ class Resources(Server, Generic[S]):
         operation_id = _operation(request) or self.seams.entropy.token_hex(16)
         async with session.lock:
             self._use(session)
-            change = self._change(session, operation_id)
+            change = Change(session, operation_id)
             done = session.machine.data.applied(operation_id)
             if done is not None:
                 change.repeated, change.reply = True, parse(done.reply)
                 yield change
+                self._end(change)
                 return
             undo = None if self.codec is None else undo_of(self.codec, session.state)
             try:
@@ -193,6 +195,7 @@ class Resources(Server, Generic[S]):
                 if undo is not None:
                     session.state = undo()
                 raise
+            self._end(change)
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
@@ -200,7 +203,9 @@ class Resources(Server, Generic[S]):
         session = self._find(self._request(scope))
         async with session.lock:
             self._use(session)
-            yield self._change(session, "")
+            change = Change(session, "")
+            yield change
+            self._end(change)
 
     @asynccontextmanager
     async def verify(self, scope: Scope) -> AsyncIterator[Change[S]]:
@@ -213,14 +218,16 @@ class Resources(Server, Generic[S]):
         session = self._find(request)
         operation_id = _operation(request) or ""
         async with session.lock:
-            change = self._change(session, operation_id)
+            change = Change(session, operation_id)
             if session.verified is not None and operation_id == session.verified.operation_id:
                 change.repeated, change.reply = True, parse(session.verified.reply)
                 yield change
+                self._end(change)
                 return
             self._use(session)
             if self.verify_policy is Verify.REPLAY:
                 yield change
+                self._end(change)
                 return
             session.step(VerifyStarted())
             try:
@@ -230,6 +237,7 @@ class Resources(Server, Generic[S]):
                 raise
             session.verified = Operation(operation_id, encode(change.reply).decode())
             session.step(VerifySucceeded())
+            self._end(change)
 
     async def close(self, scope: Scope) -> Response:
         """The session is gone; so is one that was not there."""
@@ -294,8 +302,9 @@ class Resources(Server, Generic[S]):
             raise refuse_request("session_lost", "this server does not know that session")  # S60: never made again
         return session
 
-    def _change(self, session: Session[S], operation_id: str) -> Change[S]:
-        return Change(session, operation_id, partial(self._position, session))
+    def _end(self, change: Change[S]) -> None:
+        """The block has ended, and its lock is still held."""
+        change.headers = self._position(change.session)
 
     def _position(self, session: Session[S]) -> dict[str, str]:
         """The headers that say where a session stands; none with checkpointing off (I76)."""

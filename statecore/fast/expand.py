@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..properties import Property
+from ..symmetry import Symmetry
 from ..world import Action, Step, World
 from .intern import MOST_VALUES, Layout, Words
 from .states import States
+from .symmetry import Canonical
 from .tracing import Run, Tracer
 from .trie import Columns, Ints, Trie
 
@@ -31,9 +33,10 @@ Fired = tuple[int, Ints | None, Ints]
 class Expander:
     """The tries of a world's steps and properties, over one layout that grows."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, symmetry: Symmetry | None = None) -> None:
         self.world = world
-        self.tracer = Tracer(world)
+        self.tracer = Tracer(world, symmetry)
+        self._canonical = None if symmetry is None else Canonical(symmetry)
         self.layout = Layout.roomy(self._needed())
         self.states = States(self.layout.words)
         self.states.add([np.array([word], np.uint64) for word in self.layout.pack(self.tracer.start)])
@@ -80,7 +83,7 @@ class Expander:
         """The other states that a step leads to, and from which rows (None: all).
 
         Rows in which it changes nothing or breaks a property are left out. What is given back is not to be changed in
-        place: words that the step does not change are those of `columns`.
+        place: words that the step does not change may be those of `columns`.
         """
         number, rows, leaves = fired
         known = self.tries[number].leaves
@@ -90,9 +93,11 @@ class Expander:
         before = columns.words if rows is None else [word.take(rows) for word in columns.words]
         after, changed = known.apply(before, leaves, self.layout)
         others = changed.nonzero()[0]
-        if len(others) == len(changed):
-            return rows, after
-        return others if rows is None else rows.take(others), [word.take(others) for word in after]
+        if len(others) < len(changed):
+            rows, after = others if rows is None else rows.take(others), [word.take(others) for word in after]
+        if self._canonical is not None:
+            after = self._canonical([word.copy() for word in after], self.layout)
+        return rows, after
 
     def found(self, words: Words) -> None:
         """These states are reachable. Many are looked up together, so that `states` may not have them yet."""
@@ -127,7 +132,7 @@ class Expander:
         return np.arange(columns.count) if rows is None else rows
 
     def true_in_all(self, declared: Property, columns: Columns) -> bool:
-        """Whether the property is true in all rows; one that looks at many slots is asked once for those alike in them."""
+        """Whether the property is true in all rows; if it looks at many slots, it is asked once for those alike in them."""
         trie = self._trie_of(declared)
         while len(trie.reads) >= DEEP:
             before = len(trie.reads)

@@ -16,10 +16,12 @@ from ..errors import DefinitionError
 from ..findings import Exploration, Limits, Progress, Violation
 from ..properties import Kind, Property
 from ..seams import Clock
+from ..symmetry import Symmetry, sample
 from ..world import State, Step, World
 from .expand import CHUNK, Expander
 from .recover import stuck
 from .states import MOST_STATES
+from .symmetry import arranged
 from .trie import Columns
 
 __all__ = ["explore"]
@@ -33,28 +35,37 @@ def explore(
     limits: Limits | None = None,
     clock: Clock | None = None,
     progress: Callable[[Progress], None] | None = None,
+    symmetry: Symmetry | None = None,
 ) -> Exploration:
     """Every reachable state visited, or a shortest way to one that breaks a property, or a limit reached.
 
+    With `symmetry` canonical states only; the way is one of canonical states too, which a step leads to up to order.
     DefinitionError for an action that is not a function of what it reads, for a value that cannot be hashed or was
     changed in place. Ctrl-C is a limit too.
     """
     limits = limits or Limits()
     if limits.seconds is not None and clock is None:
         raise DefinitionError("a limit in seconds needs a clock")
-    return _Search(world, limits, clock, progress).run()
+    return _Search(world, limits, clock, progress, symmetry).run()
 
 
 class _Search:
     def __init__(
-        self, world: World, limits: Limits, clock: Clock | None, progress: Callable[[Progress], None] | None
+        self,
+        world: World,
+        limits: Limits,
+        clock: Clock | None,
+        progress: Callable[[Progress], None] | None,
+        symmetry: Symmetry | None,
     ) -> None:
         self.world = world
+        self.symmetry = symmetry
         self.limits = limits
         self.clock = clock
         self.progress = progress
         self.began = clock.monotonic() if clock else 0.0
-        self.expander = Expander(world)
+        self.expander = Expander(world, symmetry)
+        self.otherwise: set[str] = set()  # actions that fire where groups are in another order
         self.declared = {kind: [p for p in world.properties_.values() if p.kind is kind] for kind in Kind}
         self.unseen = {p.name: p for p in self.declared[Kind.SOMETIMES]}
         self.levels = [0]  # the first position of each
@@ -64,22 +75,40 @@ class _Search:
         self.begin = self.end = 0
 
     def run(self) -> Exploration:
-        result = self.result
+        result, symmetry = self.result, self.symmetry
         try:
             self._levels()
             if result.violation is None and result.limit is None:
                 self._recoverable()
+            if symmetry is not None and result.violation is None and result.limit is None:
+                self._fired_otherwise(symmetry)
         except KeyboardInterrupt:
             result.limit = "Ctrl-C"
         self.expander.check_pure()
         result.distinct = self.expander.states.count
         result.bytes = self.expander.bytes
         result.unseen = tuple(self.unseen)
-        result.never_fired = tuple(name for name, times in result.fired.items() if not times)
+        result.never_fired = tuple(n for n, times in result.fired.items() if not times and n not in self.otherwise)
         result.unchecked = tuple(p.name for kind in (Kind.EVENTUALLY, Kind.LEADS_TO) for p in self.declared[kind])
         result.checked = tuple(p.name for kind in (Kind.ALWAYS, Kind.RECOVERABLE) for p in self.declared[kind])
         result.notes = self._growing() if result.limit is not None else ()
+        if symmetry is not None:
+            result.symmetry = symmetry.told()
+            result.sample = tuple(map(self._state, sample(self.begin)))  # of those that were expanded
         return result
+
+    def _fired_otherwise(self, symmetry: Symmetry) -> None:
+        """An action that no canonical state enables, but another arrangement of one does, has fired too."""
+        expander = self.expander
+        silent = [n for n, (step, _) in enumerate(expander.steps) if not self.result.fired[step.name]]
+        for begin in range(0, expander.states.count if silent else 0, CHUNK):
+            words = expander.states.words(begin, min(begin + CHUNK, expander.states.count))
+            for order in symmetry.orders():
+                columns = Columns(arranged(words, order, expander.layout), expander.layout)
+                self.otherwise |= {expander.steps[number][0].name for number, _, _ in expander.each(columns, silent)}
+                silent = [number for number in silent if expander.steps[number][0].name not in self.otherwise]
+                if not silent:
+                    return
 
     def _levels(self) -> None:
         states = self.expander.states
@@ -236,4 +265,4 @@ class _Search:
                         f"slot {slot.name!r} has {len(slot):,} values and seems to grow without bound; "
                         f"the newest: {newest}"
                     )
-        return tuple(notes)
+        return tuple(dict.fromkeys(notes))  # slots that correspond have their values together

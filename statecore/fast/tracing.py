@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DefinitionError, InvariantBroken
 from ..findings import noted
+from ..symmetry import Symmetry
 from ..world import Action, Role, World
 from .ghosts import Ghosts
 from .intern import SlotValues
@@ -44,9 +45,9 @@ BROKEN = Outcome(True)
 class Tracer:
     """Runs the world's functions on given states; `slots` are the values that slots have had so far."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, symmetry: Symmetry | None = None) -> None:
         self.world = world
-        self.slots = [SlotValues(name) for name in world.slots_]
+        self.slots = _tables(world, symmetry)
         self.start = tuple(slot.id_of(value) for slot, value in zip(self.slots, world.values, strict=True))
         self.calls = 0
         ghosts = frozenset(n for n, each in enumerate(world.slots_.values()) if each.role is Role.GHOST)
@@ -136,8 +137,21 @@ class Tracer:
             return f"broke {outcome.breaks}"
         if not outcome.enabled:
             return "was not enabled (or held)"
-        wrote = (f"{self.slots[slot].name} = {self.slots[slot].values[number]!r}" for slot, number in outcome.writes)
+        names = list(self.world.slots_)
+        wrote = (f"{names[slot]} = {self.slots[slot].values[number]!r}" for slot, number in outcome.writes)
         return f"wrote {', '.join(wrote) or 'nothing'}"
+
+
+def _tables(world: World, symmetry: Symmetry | None) -> list[SlotValues]:
+    """A table of values for each slot; slots that correspond to each other have one together."""
+    names = list(world.slots_)
+    tables = [SlotValues(name) for name in names]
+    for groups in () if symmetry is None else symmetry.groups:
+        for slots in zip(*groups, strict=True):
+            shared = SlotValues(" or ".join(names[slot] for slot in slots))
+            for slot in slots:
+                tables[slot] = shared
+    return tables
 
 
 def _state(world: World, values: tuple[Any, ...]) -> str:
@@ -148,8 +162,8 @@ class _Reader:
     """A slot of the traced world. It is asked only while the world's `__dict__` has no value of that name: it notes the
     read and puts the value there, where it is found again, as is what a run writes."""
 
-    def __init__(self, slot: SlotValues, number: int) -> None:
-        self.name = slot.name
+    def __init__(self, name: str, number: int, slot: SlotValues) -> None:
+        self.name = name
         self.slot_values = slot.values
         self.number = number
 
@@ -185,7 +199,8 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
         store["_writes"] = mark
         store.update(mark)
 
-    members: dict[str, Any] = {slot.name: _Reader(slot, number) for number, slot in enumerate(slots)}
+    each = enumerate(zip(kind.slots_, slots, strict=True))
+    members: dict[str, Any] = {name: _Reader(name, number, slot) for number, (name, slot) in each}
     members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back, "__module__": kind.__module__}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
     # What hides the slots here is no part of the world, so what the class collected of itself is set right again.

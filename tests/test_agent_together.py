@@ -1,0 +1,157 @@
+"""An agent whose loop waits for several model replies at once, as one that samples does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from participants.identity import MODEL_CALL_HEADER, PARENT_CALL_HEADER
+from participants.net.http import ASGIApp
+from participants.servers.agent import Agent
+from tests.served_kinds import Fleet, run, settle
+
+
+class Policy:
+    """A model that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, trio.Event] = {}
+
+    def answer(self, *names: str) -> None:
+        for name in names:
+            self.told[name].set()
+
+    def app(self) -> ASGIApp:
+        async def chat(request: Request) -> Response:
+            name = (await request.json())["name"]
+            self.told[name] = trio.Event()
+            await self.told[name].wait()
+            return JSONResponse({"choices": [{"message": {"role": "assistant", "content": name}}]})
+
+        return Starlette(routes=[Route("/{path:path}", chat, methods=["POST"])])
+
+
+class Job:
+    """A policy, and an agent that samples: each rollout asks for all the names in its task at once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.policy = Policy()
+        self.results: dict[str, list[str]] = {}
+        self.agent = Agent(
+            "agent", fleet.config("policy"), seams=fleet.seams("agent"), transport=fleet.network.transport("agent")
+        )
+
+    async def start(self) -> None:
+        await self.fleet.start("policy", self.policy.app())
+        await self.fleet.start("agent", self.agent.wrap(Starlette(routes=[Route("/run", self.loop, methods=["POST"])])))
+
+    async def loop(self, request: Request) -> Response:
+        async with self.agent.session(request.scope, task=await request.json()) as session:
+            said: list[str] = []
+
+            async def ask(name: str) -> None:
+                reply = await session.client("policy").post("/v1/chat/completions", {"name": name, "messages": []})
+                said.append(reply.body["choices"][0]["message"]["content"])
+
+            async with trio.open_nursery() as nursery:
+                for name in session.task:
+                    nursery.start_soon(ask, name)
+            return session.finish(sorted(said))
+
+    async def run(self, rollout_id: str, *names: str) -> None:
+        body: Any = {"episode_id": {"rollout_id": rollout_id}, "task": list(names)}
+        self.results[rollout_id] = (await self.fleet.post("agent", "/run", body)).json()
+
+    async def phase(self, verb: str, checkpoint_id: str) -> str:
+        reply = (await self.fleet.control("agent", verb, checkpoint_id, within_s=5)).json()
+        return str(reply["phase"])
+
+
+@pytest.mark.parametrize("late", [("a1", "a2"), ("a2", "a1")])
+def test_replies_of_one_loop_that_are_held_together(late: tuple[str, str]) -> None:
+    """Two replies come while the agent is closed: both are held and then taken, and the gate counts the loop once.
+
+    Counted twice, the loop would take the place of another one that stands: no later prepare would end.
+
+    Covers: I23, I24.
+    """
+
+    async def test(fleet: Fleet) -> None:
+        job = Job(fleet)
+        await job.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run, "r1", "a1", "a2")
+            nursery.start_soon(job.run, "r2", "b1")
+            await settle()
+            assert await job.phase("prepare", "c1") == "prepared"
+            job.policy.answer(*late)
+            await settle()
+            assert job.results == {} and job.agent.admission.counts.settled == 2
+            assert await job.phase("resume", "c1") == "idle"
+            await settle()
+            assert job.results == {"r1": ["a1", "a2"]}
+            assert await job.phase("prepare", "c2") == "prepared", "r2 stands, and nobody else is counted"
+            assert await job.phase("resume", "c2") == "idle"
+            job.policy.answer("b1")
+        assert job.results["r2"] == ["b1"]
+        counts = job.agent.admission.counts
+        assert (counts.active, counts.settled) == (0, 0)
+
+    run(test)
+
+
+def test_a_loop_that_starts_over_while_its_reply_is_held() -> None:
+    """It is counted out while it waits: its reply is taken at resume, and nobody else's count with it."""
+
+    async def test(fleet: Fleet) -> None:
+        job = Job(fleet)
+        await job.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run, "r1", "a1")
+            await settle()
+            assert await job.phase("prepare", "c1") == "prepared"
+            job.policy.answer("a1")
+            await settle()
+            (live,) = job.agent._sessions.values()
+            assert live.activity is not None
+            live.activity.exempt()
+            assert await job.phase("resume", "c1") == "idle"
+        assert job.results == {"r1": ["a1"]}
+        counts = job.agent.admission.counts
+        assert (counts.active, counts.settled) == (0, 0)
+
+    run(test)
+
+
+def test_a_loop_names_the_parent_itself() -> None:
+    """Its own parent header is the one that is sent: a call of a side conversation is no child of the last call."""
+
+    async def test(fleet: Fleet) -> None:
+        sent: list[list[str]] = []
+
+        async def chat(request: Request) -> Response:
+            sent.append(request.headers.getlist(PARENT_CALL_HEADER))
+            return JSONResponse({"choices": []}, headers={MODEL_CALL_HEADER: f"call-{len(sent)}"})
+
+        job = Job(fleet)
+
+        async def loop(request: Request) -> Response:
+            async with job.agent.session(request.scope, task=await request.json()) as session:
+                policy = session.client("policy")
+                for headers in ({}, {}, {PARENT_CALL_HEADER: "call-1"}):
+                    await policy.post("/v1/chat/completions", {"messages": []}, headers=headers)
+                return session.finish([])
+
+        await fleet.start("policy", Starlette(routes=[Route("/{path:path}", chat, methods=["POST"])]))
+        await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
+        await job.run("r1")
+        assert sent == [[], ["call-1"], ["call-1"]]
+
+    run(test)
