@@ -6,6 +6,7 @@ order. What is left over (write, read, await readiness, answers) is the world's 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from attrs import evolve, frozen
@@ -68,6 +69,7 @@ def server(incarnation: str, *, born_with_epoch: int | None = None, max_held: in
     return Server(control, gate)
 
 
+@cache
 def tell(
     target: Server, event: Any, table: Table[Phase, Control] = PARTICIPANT, gate: Table[GateState, GateData] = GATE
 ) -> tuple[Server, tuple[Any, ...]]:
@@ -85,6 +87,7 @@ def tell(
     return after, tuple(owed)
 
 
+@cache
 def knock(target: Server, event: Any, table: Table[GateState, GateData] = GATE) -> Server:
     """The server after an event of its gate; whatever it held arrives again when it opens. Raises Refused."""
     held = target.gate.data.held

@@ -60,7 +60,6 @@ class World:
     actions_: ClassVar[dict[str, Action]] = {}
     properties_: ClassVar[dict[str, Property]] = {}
     symmetries_: ClassVar[dict[str, Interchangeable]] = {}
-    numbers_: ClassVar[dict[str, int]]  # of slots, where the fast search traces it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

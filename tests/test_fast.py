@@ -77,7 +77,7 @@ def test_both_searches_agree_in_small_pieces_and_with_sparse_tables(plan: Plan, 
     with pytest.MonkeyPatch.context() as patch:
         for module in (expand, recover, search):
             patch.setattr(module, "CHUNK", chunk)
-        patch.setattr(search, "BATCH", chunk * 2)
+        patch.setattr(expand, "BATCH", chunk * 2)
         patch.setattr(trie, "FLAT_MOST", flat)
         agreed(world_of(plan))
 

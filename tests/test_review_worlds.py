@@ -14,7 +14,7 @@ from statecore.properties import Property, always, final, recoverable, sometimes
 from statecore.report import check
 from statecore.world import World, action, crash, rpc, slot, volatile
 
-HIDDEN = ["_starts", "_params", "_locked", "_ids", "_reads", "_writes", "numbers_", "values", "put", "slots_"]
+HIDDEN = ["_starts", "_params", "_locked", "_ids", "_reads", "_writes", "values", "put", "slots_"]
 
 
 class Turning(World):

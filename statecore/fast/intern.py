@@ -112,9 +112,9 @@ class Layout:
     def capacity(self, slot: int) -> int:
         return 1 << self.widths[slot]
 
-    def column(self, words: Words, slot: int) -> NDArray[np.uint64]:
-        """The numbers of one slot."""
-        value = words[self.word[slot]] >> np.uint64(self.shift[slot])
+    def column(self, words: Words, slot: int, out: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+        """The numbers of one slot; into `out` if there is one."""
+        value = np.right_shift(words[self.word[slot]], np.uint64(self.shift[slot]), out=out)
         value &= np.uint64(self.capacity(slot) - 1)
         return value
 

@@ -1,111 +1,147 @@
-"""From which states a good one can be reached by steps that are allowed: backward search, without keeping the graph.
+"""From which states a good one can be reached by steps that are allowed: backward search, mostly without the graph.
 
-Most states are settled by going through all of them once from the last to the first and once the other way, each time
-asking whether some allowed step leads to a state that is settled. Only what is left then is searched along edges.
+Most states are settled by going through all of them once from the last to the first, each time asking whether some
+allowed step leads to a state that is settled: steps lead on to states found later more often than not. All properties
+are asked about at once, and the steps that settled most states of late are tried first, so that most of them need not
+be tried. Of what is not settled then, all steps have been tried; along these, which were kept, it is searched backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..properties import Property
-from .expand import CHUNK, Expander
+from .expand import CHUNK, Expander, Fired
 from .trie import Columns, Ints
 
 __all__ = ["stuck"]
 
-Flags = NDArray[np.bool_]
+Bits = NDArray[np.uint8]
+Positions = NDArray[np.int32]
+AT_ONCE = 8
+"""So many properties are asked about at once: each has a bit of a byte for each state."""
 
 
-def stuck(expander: Expander, declared: Property, stopped: Callable[[], bool]) -> int | None:
-    """The position of the first state from which the property can never be reached again; None if there is none.
+def stuck(expander: Expander, declared: Sequence[Property], stopped: Callable[[], bool]) -> tuple[int, Property] | None:
+    """The first property that can never be reached again from some state, and the position of the first such state.
 
-    Steps that are faults are not allowed, nor, if the property names actions, any other ones. None too if `stopped`.
+    None if there is none. Steps that are faults are not allowed, nor, if a property names actions, any other ones.
+    None too if `stopped`.
     """
-    allowed = [
-        number
-        for number, (step, _) in enumerate(expander.steps)
-        if not step.fault and (declared.by is None or step.name in declared.by)
-    ]
-    count = expander.states.count
-    good = np.ones(count, bool)
-    chunks = list(range(0, count, CHUNK))
-    for begin in chunks:
-        columns = Columns(expander.states.words(begin, min(begin + CHUNK, count)), expander.layout)
-        good[begin + expander.false(declared.name, declared, columns)] = False
-    for order in (reversed(chunks), chunks):
-        changed = False
-        for begin in order:
-            changed |= _settle(expander, good, begin, min(begin + CHUNK, count), allowed)
+    for first in range(0, len(declared), AT_ONCE):
+        some = declared[first : first + AT_ONCE]
+        settled = _Backward(expander, some).settled(stopped)
+        if settled is None:
+            return None
+        for number, each in enumerate(some):
+            left = np.flatnonzero(settled & 1 << number == 0)
+            if len(left):
+                return int(left[0]), each
+    return None
+
+
+class _Backward:
+    """`bits` has, for each state, a bit for each property: set where a state with the property can be reached."""
+
+    def __init__(self, expander: Expander, declared: Sequence[Property]) -> None:
+        self.expander = expander
+        self.declared = declared
+        self.all = (1 << len(declared)) - 1
+        self.bits: Bits = np.zeros(expander.states.count, np.uint8)
+        self.allowed: dict[int, int] = {}  # step: the bits of the properties for which it may be taken
+        for number, (step, _) in enumerate(expander.steps):
+            mine = [not step.fault and (each.by is None or step.name in each.by) for each in declared]
+            if any(mine):
+                self.allowed[number] = sum(1 << bit for bit, may in enumerate(mine) if may)
+        self.gain = dict.fromkeys(self.allowed, 0.0)
+        """How many states each step settled of late."""
+        self.kept: list[tuple[int, Positions, Positions]] = []
+        """Steps that did not settle all that they might: the bits that they might, from where, to where."""
+
+    def settled(self, stopped: Callable[[], bool]) -> Bits | None:
+        """The bits, all that can be set; None if `stopped`."""
+        count = len(self.bits)
+        chunks = list(range(0, count, CHUNK))
+        for begin in chunks:
+            columns = self.expander.columns(begin, min(begin + CHUNK, count))
+            for bit, each in enumerate(self.declared):
+                here = np.full(columns.count, 1 << bit, np.uint8)
+                here[self.expander.false(each, columns)] = 0
+                self.bits[begin : begin + columns.count] |= here
+        for begin in reversed(chunks):
+            self._settle(begin, min(begin + CHUNK, count))
             if stopped():
                 return None
-        if not changed:
-            break
-    else:
-        _search(expander, good, allowed)
-    left = np.flatnonzero(~good)
-    return int(left[0]) if len(left) else None
+        for bit in range(len(self.declared)):
+            self._search(1 << bit)
+        return self.bits
+
+    def _settle(self, begin: int, end: int) -> None:
+        """Bits of the range are set by steps to states that have them."""
+        bits = self.bits
+        todo = begin + np.flatnonzero(bits[begin:end] != self.all)
+        columns: Columns | None = None
+        kept: list[tuple[int, Ints, Ints]] = []
+        gained = dict.fromkeys(self.allowed, 0)
+        for number in sorted(self.gain, key=self.gain.__getitem__, reverse=True):
+            may = self.allowed[number]
+            wanted = bits.take(todo) & may != may
+            if not wanted.any():
+                continue
+            if columns is None:
+                columns = self._columns(todo)
+            for fired in self.expander.each(columns, [number]):
+                rows, after = self._after(columns, fired, wanted)
+                here = todo.take(rows)
+                old = bits.take(here)
+                new = old | bits.take(after) & may
+                bits[here] = new
+                gained[number] = int(np.count_nonzero(new != old))
+                left = np.flatnonzero(new & may != may)
+                kept.append((may, here[left], after[left]))
+            if gained[number]:
+                left = np.flatnonzero(bits.take(todo) != self.all)
+                if len(left) * 4 < 3 * len(todo):
+                    todo, columns = todo[left], None
+        for may, here, after in kept:
+            left = np.flatnonzero(bits[here] & may != may)
+            self.kept.append((may, here[left].astype(np.int32), after[left].astype(np.int32)))
+        for number, times in gained.items():
+            self.gain[number] = self.gain[number] / 2 + times
+
+    def _search(self, bit: int) -> None:
+        """The bit is set wherever it can be, backward along the steps that were kept."""
+        mine = [(here, after) for may, here, after in self.kept if may & bit]
+        if not mine:
+            return
+        source, target = (np.concatenate(positions).astype(np.int64) for positions in zip(*mine, strict=True))
+        fresh = _once(source[self.bits[target] & bit != 0])
+        edges = np.sort(target << 32 | source)
+        while len(fresh):
+            self.bits[fresh] |= bit
+            first = np.searchsorted(edges, fresh << 32)
+            lengths = np.searchsorted(edges, fresh + 1 << 32) - first
+            found = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+            before = edges[found] & 0xFFFFFFFF
+            fresh = _once(before[self.bits[before] & bit == 0])
+
+    def _columns(self, positions: Ints) -> Columns:
+        words = [column.take(positions) for column in self.expander.states.columns]
+        return Columns(words, self.expander.layout)
+
+    def _after(self, columns: Columns, fired: Fired, wanted: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """Rows, of those wanted, from which the step leads on, and the positions that it leads to."""
+        number, rows, leaves = fired
+        some = (wanted if rows is None else wanted.take(rows)).nonzero()[0]
+        rows = some if rows is None else rows.take(some)
+        rows, after = self.expander.after(columns, (number, rows, leaves.take(some)))
+        return np.arange(columns.count) if rows is None else rows, self.expander.states.find(after).astype(np.int64)
 
 
-def _settle(expander: Expander, good: Flags, begin: int, end: int, allowed: list[int]) -> bool:
-    """Whether states of the range were found to be good that were not before."""
-    todo = begin + np.flatnonzero(~good[begin:end])
-    before = len(todo)
-    columns: Columns | None = None
-    for number in allowed:
-        if not len(todo):
-            break
-        if columns is None:
-            columns = _columns(expander, todo)
-        for fired in expander.each(columns, [number]):
-            rows, after = _after(expander, columns, fired)
-            good[todo[rows[good[after]]]] = True
-        left = ~good[todo]
-        if np.count_nonzero(left) * 4 < 3 * len(todo):
-            todo, columns = todo[left], None
-    return int(np.count_nonzero(~good[begin:end])) < before
-
-
-def _search(expander: Expander, good: Flags, allowed: list[int]) -> None:
-    """Whatever is good is marked so, along all the steps out of states that were not."""
-    todo = np.flatnonzero(~good)
-    sources: list[NDArray[np.int32]] = []
-    targets: list[NDArray[np.int32]] = []
-    for begin in range(0, len(todo), CHUNK):
-        here = todo[begin : begin + CHUNK]
-        columns = _columns(expander, here)
-        for fired in expander.each(columns, allowed):
-            rows, after = _after(expander, columns, fired)
-            sources.append(here[rows].astype(np.int32))
-            targets.append(after.astype(np.int32))
-    if not sources:
-        return
-    source, target = np.concatenate(sources), np.concatenate(targets)
-    fresh = np.unique(source[good[target]])
-    order = np.argsort(target, kind="stable")
-    source, target = source[order], target[order]
-    while len(fresh):
-        good[fresh] = True
-        first = np.searchsorted(target, fresh, "left")
-        lengths = np.searchsorted(target, fresh, "right") - first
-        edges = np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        before = source[edges]
-        fresh = np.unique(before[~good[before]])
-
-
-def _columns(expander: Expander, positions: Ints) -> Columns:
-    words = [column.take(positions) for column in expander.states.columns]
-    return Columns(words, expander.layout)
-
-
-def _after(expander: Expander, columns: Columns, fired: tuple[int, Ints | None, Ints]) -> tuple[Ints, Ints]:
-    """The rows from which the step leads on, and the positions of the states that it leads to."""
-    number, rows, leaves = fired
-    rows = np.arange(columns.count) if rows is None else rows
-    leads = ~np.isin(leaves, expander.tries[number].leaves.broken)
-    rows, leaves = rows[leads], leaves[leads]
-    after = expander.tries[number].leaves.apply(columns.words, rows, leaves, expander.layout)
-    return rows, expander.states.find(expander.canonical(after)).astype(np.int64)
+def _once(positions: Ints) -> Ints:
+    """Each position once, in order."""
+    positions = np.sort(positions)
+    return np.concatenate([positions[:1], positions[1:][positions[1:] != positions[:-1]]])

@@ -19,7 +19,6 @@ from ..seams import Clock
 from ..symmetry import Symmetry, sample
 from ..world import State, Step, World
 from .expand import CHUNK, Expander
-from .intern import Words
 from .recover import stuck
 from .states import MOST_STATES
 from .symmetry import arranged
@@ -27,8 +26,6 @@ from .trie import Columns
 
 __all__ = ["explore"]
 
-BATCH = 1 << 16
-"""So many new states at least are looked up together, if there are as many."""
 GROWING_LEVELS = 8
 GROWING_VALUES = 64
 
@@ -127,10 +124,10 @@ class _Search:
             self.values.append([len(slot) for slot in self.expander.tracer.slots])
             last = self.limits.depth is not None and self.result.depth >= self.limits.depth
             for begin in range(self.begin, self.end, CHUNK):
-                end = min(begin + CHUNK, self.end)
-                if self._seen(begin, end):
+                columns = self.expander.columns(begin, min(begin + CHUNK, self.end))
+                if self._seen(begin, columns):
                     return
-                if not last and self._expanded(begin, end):
+                if not last and self._expanded(begin, columns):
                     return
                 if self._stopped():
                     # What was found on the way and needs no more search is said.
@@ -148,59 +145,50 @@ class _Search:
             self._failed()
         self.result.limit = capped if self.result.violation is None else None
 
-    def _seen(self, begin: int, end: int) -> bool:
+    def _seen(self, begin: int, columns: Columns) -> bool:
         """Whether a property that must always hold is broken in one of these states; what is seen is noted."""
-        columns = Columns(self.expander.states.words(begin, end), self.expander.layout)
         first: tuple[int, Property] | None = None
         for each in self.declared[Kind.ALWAYS]:
-            rows = self.expander.false(each.name, each, columns)
-            if len(rows) and (first is None or rows[0] < first[0]):
-                first = int(rows[0]), each
+            if self.expander.true_in_all(each, columns):
+                continue
+            row = int(self.expander.false(each, columns).min())
+            if first is None or row < first[0]:
+                first = row, each
         if first is not None:
             self.result.violation = self._violation(begin + first[0], first[1].name, first[1].covers)
             return True
         for name, each in list(self.unseen.items()):
-            if len(self.expander.false(name, each, columns)) < columns.count:
+            if len(self.expander.false(each, columns)) < columns.count:
                 del self.unseen[name]
         return False
 
-    def _expanded(self, begin: int, end: int) -> bool:
+    def _expanded(self, begin: int, columns: Columns) -> bool:
         """Whether one of these states is a deadlock; where its steps lead to is found."""
         expander, result = self.expander, self.result
-        columns, fired = expander.fired(begin, end)
+        columns, fired = expander.fired(begin, columns)
         enabled = np.zeros(columns.count, bool)
-        batch: list[Words] = []
-        size = 0
         for each in fired:
             number, rows, leaves = each
             if rows is None:
                 enabled[:] = True
-            else:
+            elif not enabled.all():
                 enabled[rows] = True
             result.generated += len(leaves)
             result.fired[expander.steps[number][0].name] += len(leaves)
             if self.failed is None and (found := expander.broken(each)) is not None:
                 self.failed = begin + found[0], number, found[1]
-            batch.append(expander.after(columns, each))
-            size += len(batch[-1][0])
-            if size >= BATCH:
-                self._add(batch)
-                batch, size = [], 0
-        self._add(batch)
+            _, after = expander.after(columns, each)
+            expander.found(after)
+        if begin + columns.count == self.end:
+            expander.look_up()
         dead = np.flatnonzero(~enabled)
         for each_final in self.declared[Kind.FINAL]:
             if len(dead):
                 of_dead = Columns([word[dead] for word in columns.words], columns.layout)
-                dead = dead[expander.false(each_final.name, each_final, of_dead)]
+                dead = dead[expander.false(each_final, of_dead)]
         if len(dead):
-            result.violation = self._violation(begin + int(dead[0]), "deadlock", ())
+            result.violation = self._violation(begin + int(dead.min()), "deadlock", ())
         return bool(len(dead))
-
-    def _add(self, batch: list[Words]) -> None:
-        if len(batch) == 1:
-            self.expander.states.add(batch[0])
-        elif batch:
-            self.expander.states.add([np.concatenate(words) for words in zip(*batch, strict=True)])
 
     def _failed(self) -> bool:
         """Whether a step of the level before broke a property itself."""
@@ -231,13 +219,10 @@ class _Search:
         return result.limit is not None
 
     def _recoverable(self) -> None:
-        for each in self.declared[Kind.RECOVERABLE]:
-            position = stuck(self.expander, each, self._stopped)
-            if self.result.limit is not None:
-                return
-            if position is not None:
-                self.result.violation = self._violation(position, each.name, each.covers)
-                return
+        found = stuck(self.expander, self.declared[Kind.RECOVERABLE], self._stopped)
+        if found is not None:
+            position, broken = found
+            self.result.violation = self._violation(position, broken.name, broken.covers)
 
     def _violation(self, position: int, name: str, covers: tuple[str, ...]) -> Violation:
         """The way to the state, found backwards: in each level the first state that has a step to the next one."""
@@ -256,17 +241,14 @@ class _Search:
         expander = self.expander
         wanted = expander.states.at(position)
         for first in range(begin, end, CHUNK):
-            columns = Columns(expander.states.words(first, min(first + CHUNK, end)), expander.layout)
+            columns = expander.columns(first, min(first + CHUNK, end))
             best: tuple[int, int] | None = None
-            for number, trie in enumerate(expander.tries):
-                for fired in expander.each(columns, [number]):
-                    _, rows, leaves = fired
-                    after = expander.canonical(trie.leaves.apply(columns.words, rows, leaves, expander.layout))
-                    same = np.logical_and.reduce([word == one for word, one in zip(after, wanted, strict=True)])
-                    same &= ~np.isin(leaves, trie.leaves.broken)
-                    if same.any():
-                        row = int(np.flatnonzero(same).min()) if rows is None else int(rows[same].min())
-                        best = min(best or (row, number), (row, number))
+            for fired in expander.each(columns, range(len(expander.steps))):
+                rows, after = expander.after(columns, fired)
+                same = np.logical_and.reduce([word == one for word, one in zip(after, wanted, strict=True)])
+                if same.any():
+                    row = int(np.flatnonzero(same).min()) if rows is None else int(rows[same].min())
+                    best = min(best or (row, fired[0]), (row, fired[0]))
             if best is not None:
                 return first + best[0], expander.steps[best[1]][0]
         raise AssertionError("every state but the first was found by a step from the level before")

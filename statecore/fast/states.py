@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from .intern import Words
 
-__all__ = ["MOST_STATES", "States"]
+__all__ = ["MOST_STATES", "States", "unlike"]
 
 MOST_STATES = 2**31 - 2**22
 """Positions are 32-bit; whoever adds sees to it that there are no more."""
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_BACK = tuple(np.uint64(pow(int(odd), -1, 1 << 64)) for odd in _MIX)
 _HALF = np.uint64(32)
+PIECE = 1 << 14
+"""So many are hashed at a time, which a processor keeps at hand from one operation to the next."""
 Index = NDArray[np.int32]
 
 
@@ -50,35 +53,45 @@ class States:
 
     def add(self, new: Words) -> None:
         """All of them are there; equal ones once."""
-        if len(new) == 1 and len(new[0]) > 1:
-            ordered = np.sort(new[0])
-            differs = ordered[1:] != ordered[:-1]
-            new = [np.concatenate([ordered[:1], ordered[1:].take(np.flatnonzero(differs))])]
-        self._make_room(len(new[0]))
+        # In the order of their hashes, which is that of their places in the table. It is quickest to sort hashes alone.
+        if len(new) == 1:
+            mixed = _mixed(new)
+            mixed.sort()
+            differs = np.ones(len(mixed), bool)
+            differs[1:] = mixed[1:] != mixed[:-1]
+            mixed = mixed.take(differs.nonzero()[0])
+            new = [_unmixed(mixed)]
+        else:
+            rows = unlike(new)
+            new = [word.take(rows) for word in new]
+            mixed = _mixed(new)
+        self._make_room(len(mixed))
         table, columns = self._table, self.columns
-        place = self._places(new)
-        while len(place):
-            position = table.take(place)
-            empty = position < 0
-            free = np.flatnonzero(empty)
+        place = self._places(mixed)
+        while True:
+            free = (table.take(place) < 0).nonzero()[0]
             if len(free):
                 # Who wrote last has the place; the others look again at what is there now.
                 claim = np.arange(self.count, self.count + len(free), dtype=np.int32)
                 wanted = place.take(free)
                 table[wanted] = claim
-                won = np.flatnonzero(table.take(wanted) == claim)
+                won = (table.take(wanted) == claim).nonzero()[0]
                 end = self.count + len(won)
                 if len(won) < len(free):
-                    table[wanted.take(won)] = np.arange(self.count, end, dtype=np.int32)
-                rows = free.take(won)
+                    table[wanted.take(won)] = claim[: len(won)]
+                    free = free.take(won)
                 for column, word in zip(columns, new, strict=True):
-                    word.take(rows, out=column[self.count : end], mode="clip")
+                    word.take(free, out=column[self.count : end], mode="clip")
                 self.count = end
-                position = table.take(place)
+                rest = np.ones(len(place), bool)
+                rest[free] = False
+                left = rest.nonzero()[0]
+                place, new = place.take(left), [word.take(left) for word in new]
+            position = table.take(place)
             differs = columns[0].take(position) != new[0]
             for column, word in zip(columns[1:], new[1:], strict=True):
                 differs |= column.take(position) != word
-            left = np.flatnonzero(differs)
+            left = differs.nonzero()[0]
             if not len(left):
                 return
             # What lost a place to another state looks at the next one, as does what met another state there.
@@ -87,39 +100,33 @@ class States:
 
     def find(self, wanted: Words) -> Index:
         """The position of each, -1 where it is not there."""
-        found = np.full(len(wanted[0]), -1, np.int32)
-        rows = np.arange(len(found))
-        place = self._places(wanted)
-        while len(rows):
+        place = self._places(_mixed(wanted))
+        found = position = self._table.take(place)
+        rows: NDArray[np.int64] | None = None  # those that are still looked for; None: all
+        while True:
+            differs = self.columns[0].take(position, mode="wrap") != wanted[0]
+            for column, word in zip(self.columns[1:], wanted[1:], strict=True):
+                differs |= column.take(position, mode="wrap") != word
+            differs &= position >= 0
+            left = differs.nonzero()[0]
+            if not len(left):
+                return found
+            rows = left if rows is None else rows.take(left)
+            place, wanted = (place.take(left) + 1) & self._last, [word.take(left) for word in wanted]
             position = self._table.take(place)
-            same = position >= 0
-            wrong = same.copy()
-            for column, word in zip(self.columns, wanted, strict=True):
-                same &= column.take(position, mode="wrap") == word
-            found[rows[same]] = position[same]
-            left = np.flatnonzero(wrong & ~same)
-            rows, wanted = rows[left], [word[left] for word in wanted]
-            place = (place[left] + 1) & self._last
-        return found
+            found[rows] = position
 
     def replace(self, words: Words) -> None:
         """The same states in the same order, packed anew."""
         self.columns = [np.empty(max(1 << 10, self.count * 2), np.uint64) for _ in words]
         for column, word in zip(self.columns, words, strict=True):
             column[: self.count] = word
-        self._fill()
+        self._table.fill(-1)
+        self._fill(np.arange(self.count, dtype=np.int32))
 
-    def _places(self, words: Words) -> NDArray[np.int64]:
+    def _places(self, mixed: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where in the table to begin to look."""
-        mixed = words[0] * _MIX[0]
-        for word in words[1:]:
-            mixed ^= mixed >> _HALF
-            mixed += word
-            mixed *= _MIX[0]
-        mixed ^= mixed >> _HALF
-        mixed *= _MIX[1]
-        mixed >>= self._shift
-        return mixed.view(np.int64)
+        return (mixed >> self._shift).view(np.int64)
 
     def _make_room(self, more: int) -> None:
         need = self.count + more
@@ -129,21 +136,54 @@ class States:
                 self.columns[number][: self.count] = column[: self.count]
         bits = self._bits
         while need * 3 > 2 << bits or self.count * 2 > 1 << bits:
-            bits += 1
+            bits += 2 if len(self.columns) == 1 else 1  # rarely, if there is memory for it
         if bits != self._bits:
+            # In the order of their places, so that those in the larger table follow each other too.
+            order = self._table.take((self._table >= 0).nonzero()[0])
             self._set_bits(bits)
-            self._fill()
+            self._fill(order)
 
-    def _fill(self) -> None:
-        """The table is made anew from the states, which differ from each other."""
+    def _fill(self, order: Index) -> None:
+        """The table, which is empty, gets all states, which differ from each other."""
         table = self._table
-        table.fill(-1)
         for begin in range(0, self.count, 1 << 18):
-            end = min(begin + (1 << 18), self.count)
-            position = np.arange(begin, end, dtype=np.int32)
-            place = self._places(self.words(begin, end))
+            position = order[begin : begin + (1 << 18)]
+            place = self._places(_mixed([column.take(position) for column in self.columns]))
             while len(place):
-                free = np.flatnonzero(table.take(place) < 0)
-                table[place[free]] = position[free]
-                left = np.flatnonzero(table.take(place) != position)
-                place, position = (place[left] + 1) & self._last, position[left]
+                free = (table.take(place) < 0).nonzero()[0]
+                table[place.take(free)] = position.take(free)
+                left = (table.take(place) != position).nonzero()[0]
+                place, position = (place.take(left) + 1) & self._last, position.take(left)
+
+
+def unlike(words: Words) -> NDArray[np.int64]:
+    """Rows in which all different states are, in no order; one that is there more than once seldom has two rows."""
+    order = (words[0] if len(words) == 1 else _mixed(words)).argsort()
+    differs = np.zeros(len(order), bool)
+    differs[:1] = True
+    for word in words:
+        ordered = word.take(order)
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    return order.take(differs.nonzero()[0])
+
+
+def _mixed(words: Words) -> NDArray[np.uint64]:
+    """A hash of each state; those of one word have different ones, from which `_unmixed` gets the word back."""
+    hashes = np.empty_like(words[0])
+    for begin in range(0, len(hashes), PIECE):
+        piece = [word[begin : begin + PIECE] for word in words]
+        mixed = np.multiply(piece[0], _MIX[0], out=hashes[begin : begin + PIECE])
+        for word in piece[1:]:
+            mixed ^= mixed >> _HALF
+            mixed += word
+            mixed *= _MIX[0]
+        mixed ^= mixed >> _HALF
+        mixed *= _MIX[1]
+    return hashes
+
+
+def _unmixed(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    word = mixed * _BACK[1]
+    word ^= word >> _HALF
+    word *= _BACK[0]
+    return word

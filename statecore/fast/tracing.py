@@ -7,14 +7,12 @@ not; values that it was given are looked at again, to catch one that changes the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from attrs import frozen
+from typing import Any, NamedTuple
 
 from ..errors import DefinitionError, InvariantBroken
 from ..findings import noted
 from ..symmetry import Symmetry
-from ..world import Action, Role, Step, World
+from ..world import Action, Role, World
 from .ghosts import Ghosts
 from .intern import SlotValues
 
@@ -25,8 +23,7 @@ TWICE_LATER = 8
 """So many first runs of an action are made twice, and of later ones each eighth."""
 
 
-@frozen
-class Outcome:
+class Outcome(NamedTuple):
     """Not enabled (or a property that holds), or the slots written, or the name of what the step breaks."""
 
     enabled: bool
@@ -34,8 +31,7 @@ class Outcome:
     breaks: str | None = None
 
 
-@frozen
-class Run:
+class Run(NamedTuple):
     """Which slots were read, in order, and what came of it."""
 
     reads: tuple[int, ...]
@@ -56,36 +52,39 @@ class Tracer:
         self.calls = 0
         ghosts = frozenset(n for n, each in enumerate(world.slots_.values()) if each.role is Role.GHOST)
         self._ghosts = Ghosts(ghosts, tuple(world.slots_)) if ghosts else None
+        self._numbers = {name: number for number, name in enumerate(world.slots_)}
         self._traced: Any = _traced(world, self.slots)
+        self._untouched = dict(self._traced.__dict__)
 
     def values(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
         """What the slots hold in the state of these numbers."""
         return tuple(slot.values[number] for slot, number in zip(self.slots, ids, strict=True))
 
-    def act(self, step: Step, action: Action, ids: tuple[int, ...]) -> Run:
-        """A run of an action; `step` is the same object each time."""
-        where = f"action {step.label}"
+    def act(self, number: int, where: str, action: Action, args: tuple[Any, ...], ids: tuple[int, ...]) -> Run:
+        """A run of an action; `where` names it, and its number tells it from others with the same name."""
 
         def call(world: Any) -> Outcome:
             try:
-                enabled = world.act(action, step.args)
+                enabled = world.act(action, args)
             except InvariantBroken as failure:
                 return Outcome(True, breaks=failure.property_name)
             if not enabled:
                 return HELD
-            numbers, written = self._traced.numbers_, self._traced.__dict__["_writes"]
-            ids_ = ((numbers[name], self.slots[numbers[name]].id_of(value)) for name, value in written.items())
-            return Outcome(True, tuple(sorted(ids_)))
+            writes = []
+            for name, value in world.__dict__["_writes"].items():
+                number = self._numbers[name]
+                writes.append((number, self.slots[number].id_of(value)))
+            writes.sort()
+            return Outcome(True, tuple(writes))
 
         run = self._run(where, call, ids)
         if self._ghosts is not None and run.outcome.breaks is None:
-            # By identity: values that an action is over may have the same text, and need not be hashable.
-            self._ghosts.look(id(step), where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
+            self._ghosts.look(number, where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
         return run
 
-    def holds(self, name: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
-        """A run of a predicate; the outcome is `enabled` where it is false."""
-        return self._run(f"property {name!r}", lambda world: HELD if world.holds(predicate) else BROKEN, ids)
+    def holds(self, where: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
+        """A run of a predicate, which `where` names; the outcome is `enabled` where it is false."""
+        return self._run(where, lambda world: HELD if world.holds(predicate) else BROKEN, ids)
 
     def check_unchanged(self) -> None:
         """Every value of every slot is still what it was when it was met."""
@@ -104,8 +103,10 @@ class Tracer:
 
     def _once(self, where: str, call: Callable[[Any], Outcome], ids: tuple[int, ...]) -> Run:
         store = self._traced.__dict__
-        reads: dict[int, Any] = {}
-        store["_ids"], store["_reads"], store["_writes"], store["_locked"] = ids, reads, {}, False
+        store.clear()
+        store.update(self._untouched)
+        reads: dict[int, None] = {}
+        store["_ids"], store["_reads"], store["_writes"] = ids, reads, {}
         try:
             outcome = call(self._traced)
         except Exception as error:
@@ -155,19 +156,20 @@ def _state(world: World, values: tuple[Any, ...]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, values, strict=True))
 
 
-def _reader(name: str, index: int, slot: SlotValues) -> property:
-    values = slot.values
+class _Reader:
+    """A slot of the traced world. It is asked only while the world's `__dict__` has no value of that name: it notes the
+    read and puts the value there, where it is found again, as is what a run writes."""
 
-    def get(self: Any) -> Any:
-        store = self.__dict__
-        if name in store["_writes"]:
-            return store["_writes"][name]
-        reads = store["_reads"]
-        if index not in reads:
-            reads[index] = values[store["_ids"][index]]
-        return reads[index]
+    def __init__(self, name: str, number: int, slot: SlotValues) -> None:
+        self.name = name
+        self.slot_values = slot.values
+        self.number = number
 
-    return property(get)
+    def __get__(self, world: Any, owner: Any) -> Any:
+        store = world.__dict__
+        store["_reads"][self.number] = None
+        value = store[self.name] = self.slot_values[store["_ids"][self.number]]
+        return value
 
 
 def _traced(world: World, slots: list[SlotValues]) -> World:
@@ -175,30 +177,36 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
     kind = type(world)
 
     def assign(self: Any, name: str, value: object) -> None:
-        if name not in kind.slots_ or self._locked:
+        store = self.__dict__
+        if name not in kind.slots_ or store["_locked"]:
             kind.__setattr__(self, name, value)  # which says what is wrong
-        self.__dict__["_writes"][name] = value
+        store["_writes"][name] = store[name] = value
 
     def put(self: Any, state: tuple[Any, ...]) -> None:
-        if self._locked:
+        if self.__dict__["_locked"]:
             kind.put(self, state)  # which says what is wrong
-        self.__dict__["_writes"].update(zip(kind.slots_, state, strict=True))
+        written = dict(zip(kind.slots_, state, strict=True))
+        self.__dict__["_writes"].update(written)
+        self.__dict__.update(written)
 
     def mark(self: Any) -> dict[str, Any]:
         return dict(self.__dict__["_writes"])
 
     def back(self: Any, mark: dict[str, Any]) -> None:
-        self.__dict__["_writes"] = mark
+        store = self.__dict__
+        for name in store["_writes"]:
+            del store[name]
+        store["_writes"] = mark
+        store.update(mark)
 
     each = enumerate(zip(kind.slots_, slots, strict=True))
-    members: dict[str, Any] = {name: _reader(name, index, slot) for index, (name, slot) in each}
+    members: dict[str, Any] = {name: _Reader(name, number, slot) for number, (name, slot) in each}
     members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
     # What hides the slots here is no part of the world, so it is there only after the class has collected its own.
     traced: Any = type(kind.__name__, (kind,), {"__module__": kind.__module__})
     for name, member in members.items():
         setattr(traced, name, member)
-    traced.numbers_ = {name: index for index, name in enumerate(kind.slots_)}
     made: World = object.__new__(traced)
     made.__dict__.update({name: value for name, value in world.__dict__.items() if name not in kind.slots_})
     return made
