@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from attrs import Factory, define
 
-from .errors import DefinitionError
 from .findings import CTRL_C, Exploration, Limits, Violation, noted
 from .properties import Kind, Property
 from .seams import Clock
@@ -91,10 +90,6 @@ def fair_actions(world: World, declared: Property) -> frozenset[str]:
     """The names of the actions that are weakly fair for a property: those that it names, else those declared fair."""
     if declared.fair is None:
         return frozenset(name for name, each in world.actions_.items() if each.fair)
-    for name in declared.fair:
-        if name not in world.actions_:
-            known = ", ".join(world.actions_)
-            raise DefinitionError(f"{declared.name}: fair={name!r} is no action of {type(world).__name__} ({known})")
     return frozenset(declared.fair)
 
 

@@ -233,11 +233,12 @@ def _look_at_actions(world: World, declared: Property) -> None:
     """DefinitionError if a property names an action that the world does not have, or by which nobody recovers."""
     for word, names in (("by", declared.by), ("fair", declared.fair)):
         for name in names or ():
-            where = f"{type(world).__name__}.{declared.name}: {word}={name!r}"
+            where = f"{declared.name}: {word}={name!r}"
             if name not in world.actions_:
-                raise DefinitionError(f"{where} is no action of the world ({', '.join(world.actions_)})")
+                known = ", ".join(world.actions_)
+                raise DefinitionError(f"{where} is no action of {type(world).__name__} ({known})")
             if word == "by" and world.actions_[name].fault:
-                raise DefinitionError(f"{where} is a fault, and nothing recovers by faults")
+                raise DefinitionError(f"{where} is a fault of {type(world).__name__}, and nothing recovers by faults")
 
 
 def _first_value(world: World, name: str, declared: Slot[Any]) -> Any:

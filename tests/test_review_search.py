@@ -206,5 +206,5 @@ def test_values_that_are_equal_and_yet_others_are_named(one: Any, other: Any) ->
         def as_it_was(self) -> bool:
             return repr(self.value) == repr(one)
 
-    with pytest.raises(DefinitionError, match="slot 'value' holds .* which are equal and so one state"):
+    with pytest.raises(DefinitionError, match=r"slot 'value' holds .* which are equal and so one state"):
         check(Mixed, engine="fast")

@@ -110,9 +110,9 @@ def test_who_recovers_is_an_action_that_is_no_fault() -> None:
         die = crash("agent")
 
     assert check(type("Right", (Turning,), {"home": _recoverable("turn")})).found.violation is None
-    with pytest.raises(DefinitionError, match=r"^Wrong\.home: by='trun' is no action of the world \(turn\)$"):
+    with pytest.raises(DefinitionError, match=r"^home: by='trun' is no action of Wrong \(turn\)$"):
         check(type("Wrong", (Turning,), {"home": _recoverable("trun")}))
-    with pytest.raises(DefinitionError, match=r"^Wrong\.home: by='die' is a fault, and nothing recovers by faults$"):
+    with pytest.raises(DefinitionError, match=r"^home: by='die' is a fault of Wrong, and nothing recovers by faults$"):
         check(type("Wrong", (Dies,), {"home": _recoverable("die")}))
 
 

@@ -62,7 +62,7 @@ class SlotValues:
 
 def _look(value: Any) -> object:
     """What changes when the value is changed in place: its hash, and what is in it if the hash says nothing of that."""
-    by_identity = type(value).__hash__ is object.__hash__ and not isinstance(value, type)
+    by_identity = getattr(type(value), "__hash__", None) is object.__hash__ and not isinstance(value, type)
     inside = getattr(value, "__dict__", None) if by_identity else None
     return hash(value) if inside is None else (hash(value), repr(inside))
 
