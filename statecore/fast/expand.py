@@ -65,12 +65,11 @@ class Expander:
         return Columns(self.states.words(begin, end), self.layout)
 
     def fired(self, begin: int, columns: Columns) -> tuple[Columns, list[Fired]]:
-        """What is enabled in the states from `begin` on; whatever it does fits into the layout that is given back."""
-        while True:
-            fired = list(self.each(columns, range(len(self.steps))))
-            if not self.grow():
-                return columns, fired
+        """What is enabled in the states from `begin` on, and these in a layout into which all fits that it does."""
+        fired = list(self.each(columns, range(len(self.steps))))
+        if self.grow():
             columns = self.columns(begin, begin + columns.count)
+        return columns, fired
 
     def each(self, columns: Columns, numbers: range | list[int]) -> Iterator[Fired]:
         """Step by step, what is enabled in some states; steps that are enabled nowhere are left out."""

@@ -148,7 +148,9 @@ class Trie:
 
     def relayout(self, layout: Layout) -> None:
         """Slots have more room now."""
-        self.layout = layout
+        before, self.layout = self.layout, layout
+        if all(layout.capacity(slot) == before.capacity(slot) for slot in self.reads):
+            return
         self._reset()
         for node, slot in enumerate(self._slot):
             self._place(node, slot)
@@ -157,7 +159,8 @@ class Trie:
         places = self._bases.take(edges >> 32) + (edges & _NUMBER)
         flat = places >= 0
         self._flat[places[flat]] = children[flat]
-        self._set_sparse(edges[~flat], children[~flat])
+        if self._has_sparse:
+            self._set_sparse(edges[~flat], children[~flat])
 
     def run(self, columns: Columns, learn: Learn) -> tuple[Ints | None, Ints]:
         """(rows, leaves): the rows in which it is enabled (None: in all of them), with the leaf of each."""
@@ -256,7 +259,7 @@ class Trie:
             unknown = (child == UNKNOWN).nonzero()[0]
             edge = number.take(unknown)
             edge |= node << 32 if nodes is None else nodes.take(unknown) << 32
-            for one in unknown[np.unique(edge, return_index=True)[1]]:
+            for one in unknown[unlike([edge.view(np.uint64)])]:
                 self._insert(learn(int(one if rows is None else rows[one])))
             child[unknown] = self._look_up(node, None if nodes is None else nodes.take(unknown), number.take(unknown))
         return child
