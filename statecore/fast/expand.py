@@ -131,7 +131,7 @@ class Expander:
         return np.arange(columns.count) if rows is None else rows
 
     def true_in_all(self, declared: Property, columns: Columns) -> bool:
-        """Whether the property is true in all rows; if it looks at many slots, it is asked once for those alike in them."""
+        """Whether the property is true in all rows; one that looks at many is asked once for those alike."""
         trie = self._trie_of(declared)
         while len(trie.reads) >= DEEP:
             before = len(trie.reads)
