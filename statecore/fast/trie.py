@@ -2,6 +2,9 @@
 
 What is read next follows from what has been read. A node is a slot to look at, its children are found by the number of
 the slot's value: in a flat array while the slot is small, else in a hash table. A leaf is what the action does.
+
+A trie is gone through a level at a time, for all rows that are still on their way. At the root, where most rows drop
+out, the rows with a certain value are asked for by many actions and found once.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ __all__ = ["Columns", "Leaves", "Trie"]
 HELD, LEAF, UNKNOWN = -1, -2, -(2**31)
 FLAT_MOST = 1 << 20
 FEW = 16
+"""Up to so many values of the first slot, their rows are looked at one value after the other."""
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Learn = Callable[[int], tuple[Run, tuple[int, ...]]]
