@@ -344,8 +344,8 @@ async def test_a_store_that_fails_is_asked_again(autojump_clock: MockClock) -> N
 async def test_a_store_that_never_keeps_a_result_is_said_and_its_server_has_the_copy(
     autojump_clock: MockClock,
 ) -> None:
-    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. No checkpoint waits for
-    it any more. Covers: I66, I69.
+    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. No checkpoint
+    waits for it any more. Covers: I66, I69.
     """
     async with a_world() as world:
         trainer = Keeper(world.disk, breaks=10_000)
