@@ -190,6 +190,36 @@ def test_a_tool_call_beside_a_model_call() -> None:
     run(test)
 
 
+def test_time_that_several_tasks_are_held_is_not_counted_once_for_each() -> None:
+    """Two replies of one loop are held for ten seconds: ten are not the episode's, and five before them are. I64."""
+
+    async def test(fleet: Fleet) -> None:
+        job = Job(fleet)
+
+        async def loop(request: Request) -> Response:
+            async with job.agent.session(request.scope, task=await request.json()) as session:
+                async with trio.open_nursery() as nursery:
+                    for name in ("a1", "a2"):
+                        body = {"name": name, "messages": []}
+                        nursery.start_soon(session.client("policy").post, "/v1/chat/completions", body)
+                await session.boundary({})
+                (live,) = job.agent._sessions.values()
+                return session.finish([round(live.elapsed_s)])
+
+        await fleet.start("policy", job.policy.app())
+        await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run, "r1")
+            await trio.sleep(5)
+            assert await job.phase("prepare", "c1") == "prepared"
+            job.policy.answer("a1", "a2")
+            await trio.sleep(10)
+            assert await job.phase("resume", "c1") == "idle"
+        assert job.results == {"r1": [5]}
+
+    run(test)
+
+
 def test_a_loop_names_the_parent_itself() -> None:
     """Its own parent header is the one that is sent: a call of a side conversation is no child of the last call."""
 

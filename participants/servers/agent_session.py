@@ -218,7 +218,7 @@ class Session:
         self._finished = False
         self._trail = Trail() if live is None else live.trail
         self._steps = 0
-        self._moved_at = agent.seams.clock.monotonic()
+        self._moved_at = self._held_until = agent.seams.clock.monotonic()
         self._waiting = 0  # tasks of this loop that wait for a model reply or are parked
         self._calling = 0  # and all its other calls that are under way
 
@@ -359,7 +359,9 @@ class Session:
         clock = self._agent.seams.clock
         since = clock.monotonic()
         await live.stir(clock)
-        self._moved_at += clock.monotonic() - since
+        now = clock.monotonic()
+        self._moved_at += now - max(since, self._held_until)  # once, however many tasks were held
+        self._held_until = now
 
     def _freeze(self, state: Any, items: Any, usage: Any) -> None:
         live = self._live
