@@ -200,11 +200,11 @@ def test_time_that_several_tasks_are_held_is_not_counted_once_for_each() -> None
             async with job.agent.session(request.scope, task=await request.json()) as session:
                 async with trio.open_nursery() as nursery:
                     for name in ("a1", "a2"):
-                        body = {"name": name, "messages": []}
+                        body: Any = {"name": name, "messages": []}
                         nursery.start_soon(session.client("policy").post, "/v1/chat/completions", body)
                 await session.boundary({})
                 (live,) = job.agent._sessions.values()
-                return session.finish([round(live.elapsed_s)])
+                return session.finish([f"{live.elapsed_s:.0f} s"])
 
         await fleet.start("policy", job.policy.app())
         await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
@@ -215,7 +215,7 @@ def test_time_that_several_tasks_are_held_is_not_counted_once_for_each() -> None
             job.policy.answer("a1", "a2")
             await trio.sleep(10)
             assert await job.phase("resume", "c1") == "idle"
-        assert job.results == {"r1": [5]}
+        assert job.results == {"r1": ["5 s"]}
 
     run(test)
 
