@@ -10,8 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .coordination.blocking import BlockingCoordinator, BlockingLauncher, BlockingTrainer, Closed
     from .coordination.coordinator import (
         Aborted,
+        Batch,
+        BatchReport,
         Coordinator,
         CoordinatorError,
         CoordinatorSettings,
@@ -35,7 +38,13 @@ _WHERE = {
     "Aborted": "coordination.coordinator",
     "Agent": "servers.agent",
     "AuxiliaryModel": "servers.auxiliary_model",
+    "Batch": "coordination.coordinator",
+    "BatchReport": "coordination.coordinator",
+    "BlockingCoordinator": "coordination.blocking",
+    "BlockingLauncher": "coordination.blocking",
+    "BlockingTrainer": "coordination.blocking",
     "CheckpointRejected": "coordination.recovery",
+    "Closed": "coordination.blocking",
     "Codec": "servers.codecs",
     "CodecError": "servers.codecs",
     "Coordinator": "coordination.coordinator",
@@ -69,7 +78,13 @@ __all__ = [
     "Aborted",
     "Agent",
     "AuxiliaryModel",
+    "Batch",
+    "BatchReport",
+    "BlockingCoordinator",
+    "BlockingLauncher",
+    "BlockingTrainer",
     "CheckpointRejected",
+    "Closed",
     "Codec",
     "CodecError",
     "Coordinator",
