@@ -22,8 +22,11 @@ if TYPE_CHECKING:
         Published,
         Recovered,
     )
+    from .coordination.deployment import DiscoveryFailed
+    from .coordination.ledger import KnownRollout
     from .coordination.recovery import CheckpointRejected
     from .coordination.trainer import Dispatch, Disposition, Result, SavesResults, Trainer
+    from .files.store import StoreError
     from .servers.agent import Agent
     from .servers.auxiliary_model import AuxiliaryModel
     from .servers.codecs import Codec, CodecError, attrs_codec, check_codec, json_codec
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from .servers.modes import Mode
     from .servers.policy_model import PolicyModel
     from .servers.resources import Resources, Verify
-    from .serving.launcher import Launcher, ProcessLauncher, ServerSpec
+    from .serving.launcher import Launcher, ProcessLauncher, ServerSpec, StartupFailed
     from .settings import Seams, Settings, SettingsError
 
 _WHERE = {
@@ -50,9 +53,11 @@ _WHERE = {
     "Coordinator": "coordination.coordinator",
     "CoordinatorError": "coordination.coordinator",
     "CoordinatorSettings": "coordination.coordinator",
+    "DiscoveryFailed": "coordination.deployment",
     "Dispatch": "coordination.trainer",
     "Disposition": "coordination.trainer",
     "Environment": "servers.environment",
+    "KnownRollout": "coordination.ledger",
     "Launcher": "serving.launcher",
     "Mode": "servers.modes",
     "Overtaken": "coordination.coordinator",
@@ -67,6 +72,8 @@ _WHERE = {
     "ServerSpec": "serving.launcher",
     "Settings": "settings",
     "SettingsError": "settings",
+    "StartupFailed": "serving.launcher",
+    "StoreError": "files.store",
     "Trainer": "coordination.trainer",
     "Verify": "servers.resources",
     "attrs_codec": "servers.codecs",
@@ -90,9 +97,11 @@ __all__ = [
     "Coordinator",
     "CoordinatorError",
     "CoordinatorSettings",
+    "DiscoveryFailed",
     "Dispatch",
     "Disposition",
     "Environment",
+    "KnownRollout",
     "Launcher",
     "Mode",
     "Overtaken",
@@ -107,6 +116,8 @@ __all__ = [
     "ServerSpec",
     "Settings",
     "SettingsError",
+    "StartupFailed",
+    "StoreError",
     "Trainer",
     "Verify",
     "attrs_codec",

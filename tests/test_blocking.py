@@ -221,6 +221,8 @@ def test_calls_that_would_hang_are_refused() -> None:
     async def in_trio() -> None:
         with pytest.raises(RuntimeError, match="on trio, use Coordinator"):
             job.checkpoint()
+        with pytest.raises(RuntimeError, match="use Coordinator"), life.coordinator():
+            raise AssertionError("it cannot even be entered")
 
     def in_hook() -> None:
         for call in (job.checkpoint, job.recover, lambda: job.run_batch([])):

@@ -124,6 +124,8 @@ class BlockingCoordinator:
     def __enter__(self) -> BlockingCoordinator:
         if self._portal is not None:
             raise RuntimeError("a BlockingCoordinator is entered once; another life is another one")
+        if trio.lowlevel.in_trio_run():
+            raise RuntimeError("this thread runs trio: use Coordinator")
         with ExitStack() as opening:
             self._portal = opening.enter_context(start_blocking_portal("trio", name="statecore-coordinator"))
             opening.enter_context(self._portal.wrap_async_context_manager(self._job))
@@ -216,12 +218,12 @@ class _Call:
 def _refuse_where_it_would_hang(name: str) -> None:
     if _IN_HOOK.get():
         raise RuntimeError(f"{name}() waits for the trainer's hooks, so a hook may not call it")
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(f"{name}() would block this thread's event loop: on trio, use Coordinator")
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        if not trio.lowlevel.in_trio_run():
-            return
-        raise RuntimeError(f"{name}() would block this thread's event loop: on trio, use Coordinator") from None
+        return
     raise RuntimeError(f"{name}() would block this thread's event loop: `await asyncio.to_thread(job.{name}, ...)`")
 
 
