@@ -103,18 +103,27 @@ def test_hooks_are_called_one_at_a_time() -> None:
     assert life.trainer.overlaps == 0
 
 
-def test_a_save_that_is_too_slow_is_left_alone_and_the_next_hook_waits_for_it() -> None:
-    """The checkpoint aborts at its deadline; what the old thread does is over before anything else is asked."""
+def test_a_save_that_is_too_slow_is_left_alone_and_the_next_hook_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The checkpoint aborts at its deadline; what the old thread does is over before anything else is asked, and its
+    failure is not lost.
+    """
     life, go_on = ThreadedJob(), threading.Event()
-    life.trainer.during["save"] = lambda: awaited(go_on)
+
+    def too_slow() -> None:
+        awaited(go_on)
+        life.trainer.during.clear()
+        raise LookupError("the directory is gone")
+
+    life.trainer.during["save"] = too_slow
     with life.coordinator() as job:
         job.recover()
         outcome = job.checkpoint(1.0)
-        assert isinstance(outcome, Aborted), outcome
+        assert isinstance(outcome, Aborted) and "saved within" in outcome.reason, outcome
         next_one = Thread(job.checkpoint, TIMEOUT_S)
         go_on.set()
         assert next_one.result().published
     assert life.trainer.overlaps == 0
+    assert "save failed after it was no longer waited for" in caplog.text
 
 
 def test_errors_come_through_with_their_types() -> None:
@@ -155,7 +164,7 @@ def test_leaving_the_block_ends_the_calls_of_other_threads() -> None:
         raise ZeroDivisionError
     with pytest.raises(Closed, match="run_batch"):
         stuck.result()
-    for call in (job.checkpoint, job.runnable, job.recover):
+    for call in (job.checkpoint, job.runnable, job.recover, recovered.runnable):
         with pytest.raises(Closed):
             call()
     assert life.launcher.stopped == 1
