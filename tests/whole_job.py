@@ -103,7 +103,8 @@ class WholeJob:
     servers: dict[str, Any] = field(factory=dict)  # the newest server of each name
 
     def __attrs_post_init__(self) -> None:
-        self.disk.mkdir(ROOT)
+        if self.disk.kind(ROOT) is None:
+            self.disk.mkdir(ROOT)
 
     def coordinator(self, **changes: Any) -> Coordinator:
         """A new life: nothing of an older one but the files."""
