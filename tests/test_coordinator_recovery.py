@@ -307,8 +307,8 @@ async def test_a_trainer_that_contradicts_the_checkpoint_is_refused(autojump_clo
 
 
 @pytest.mark.trio
-async def test_a_damaged_newest_checkpoint_is_refused_by_name(autojump_clock: MockClock) -> None:
-    """Nobody guesses: what it acknowledged exists in no older one. The servers are not even started. Covers: I79."""
+async def test_a_damaged_only_checkpoint_is_refused_by_name(autojump_clock: MockClock) -> None:
+    """It is no fresh start, which would give it up for ever. The servers are not even started. Covers: I79."""
     async with a_world() as world:
         outcome = await a_first_life(world, dispatches({"p1": 9}))
         starts = len(world.deployments.fleets)

@@ -76,6 +76,7 @@ def test_s43_a_schema_of_the_future_is_refused_by_its_number(tmp_path: Path, nam
     with pytest.raises(InvalidCheckpointState) as error:
         store_at(root).read(schema_1.NAME)
     if name == "checkpoint.json":
-        assert str(error.value) == f"{path} has schema version 2, only 1 can be read here"
+        told = f"{path} has schema version 2, only 1 can be read here: start a newer version, which reads it"
+        assert str(error.value) == told
     else:
         assert str(path) in str(error.value)
