@@ -26,6 +26,7 @@ from .deployment import Member, resume_all
 from .life import Life, log
 from .outcomes import Aborted, Overtaken, Published
 from .phases import Phases, StageFailed
+from .retention import delete_what_is_old
 
 CLAIM_READS: Final = 5
 CLAIM_READ_DELAY_S: Final = 0.5
@@ -200,6 +201,7 @@ class CheckpointRun:
             return [tx.Aborted()]
         if not self._unresumed:
             await self.life.tidy(str(self.checkpoint_id))
+        self._notes += await delete_what_is_old(self.life, self.checkpoint_id)
         return [tx.ServersResumed()]
 
     # --- what it comes to
