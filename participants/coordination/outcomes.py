@@ -30,15 +30,21 @@ class Overtaken(CoordinatorError):
 
 @frozen(kw_only=True)
 class Blocker:
-    """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say."""
+    """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say.
+
+    `unnamed`: this one stands for so many that the server counts and does not name; 0 for who is named.
+    """
 
     server: str
     rollout_id: str = ""
     attempt: int = 0
     reason: str = ""
     waited_s: float | None = None
+    unnamed: int = 0
 
     def __str__(self) -> str:
+        if self.unnamed:
+            return f"{self.unnamed} that {self.server} does not name"
         who = f"{self.rollout_id} attempt {self.attempt}" if self.rollout_id else "a call without a rollout"
         waited = "" if self.waited_s is None else f" for {self.waited_s:.1f} s"
         return f"{who} at {self.server}: {self.reason}{waited}"
@@ -111,7 +117,7 @@ class Aborted:
     def story(self) -> str:
         """One line: ``ck-000001-000007: aborted while preparing: ..., 60.0 s``."""
         told = "; ".join(map(str, self.blockers[:BLOCKERS_TOLD]))
-        more = len(self.blockers) - BLOCKERS_TOLD
+        more = sum(each.unnamed or 1 for each in self.blockers[BLOCKERS_TOLD:])
         blockers = f" ({told}{f'; and {more} more' if more > 0 else ''})" if told else ""
         again = f", {self.in_a_row} in a row" if self.in_a_row > 1 else ""
         return f"{self.checkpoint_id}: aborted while {self.phase}: {self.reason}{blockers}, {self.seconds:.1f} s{again}"

@@ -99,7 +99,7 @@ async def _fence(life: Life, episodes: Sequence[EpisodeId], restore_id: str, dea
     """These attempts and all below them are over on every server. CoordinatorError where one cannot be told."""
     try:
         await retire_all(life.deployment, episodes, restore_id, deadline_ts, life.settings.retire_batch)
-    except Failure as failure:
+    except (Failure, BadReply) as failure:
         raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
 
 
