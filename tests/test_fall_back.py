@@ -187,7 +187,7 @@ async def test_a_trainer_that_stayed_ahead_of_an_older_checkpoint_is_refused(aut
 
 @pytest.mark.trio
 async def test_s43_a_newer_schema_refuses_the_start_and_is_not_passed_over(autojump_clock: MockClock) -> None:
-    """S43: an old version started by mistake would give up for ever what the new one has done. Covers: I49, I79"""
+    """S43: an old version started by mistake would give up for ever what the new one has done. Covers: I79"""
     async with a_world() as world:
         await two_checkpoints(world)
         newer(world.disk, ROOT / str(NEW))

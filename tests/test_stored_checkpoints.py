@@ -91,7 +91,7 @@ def test_s43_a_schema_of_the_future_is_refused_by_its_number(tmp_path: Path, nam
     ],
 )
 def test_s43_another_schema_says_what_to_do(tmp_path: Path, version: str, told: str) -> None:
-    """S43: it is whole, and it is not for this version; that is another refusal than damage. Covers: I49"""
+    """S43: it is whole, and it is not for this version; that is another refusal than damage."""
     path = rewritten(tmp_path, version)
     with pytest.raises(UnknownSchema) as error:
         store_at(tmp_path / "root").read(schema_1.NAME)
