@@ -233,7 +233,7 @@ class Phases:
         for name, reply in replies.items():
             expires = reply.get("lease_expires_at")
             if not isinstance(expires, (int, float)):  # somebody answered, who proves nothing
-                raise StageFailed(f"{name}: its renew answered no lease_expires_at", broken=True)
+                raise StageFailed(f"{name}: its renew answered no lease_expires_at")
             if expires <= now:
                 raise StageFailed(f"{name}: its lease has expired")
 
