@@ -202,7 +202,10 @@ class _Search:
 
     def _stopped(self) -> bool:
         """Whether a limit is reached; whoever wants to know hears how far it is."""
-        result, limits, count = self.result, self.limits, self.expander.states.count
+        result, limits = self.result, self.limits
+        if self.expander.states.count + self.expander.waiting > limits.states:
+            self.expander.look_up()
+        count = self.expander.states.count
         now = self.clock.monotonic() if self.clock else 0.0
         if count > limits.states:
             result.limit = f"{limits.states} states"
