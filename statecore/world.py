@@ -50,6 +50,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+LIMITS = {"max_states", "max_depth", "max_seconds", "max_memory"}
+OF_CHECK = {"self", "world", "engine", "progress", "clock", "symmetry", *LIMITS}
+"""`check(World, **params)` takes these for itself."""
 
 
 class World:
@@ -212,6 +215,10 @@ def _look_at_names(cls: type[World], members: Mapping[str, Any]) -> None:
         own = name in vars(World) or name in World.__annotations__
         if own and not (name.startswith("__") and name.endswith("__")):
             raise DefinitionError(f"{cls.__name__}.{name}: World uses this name itself; choose another")
+        if isinstance(value, Param) and name in OF_CHECK:
+            raise DefinitionError(
+                f"{cls.__name__}.{name}: this is what a check is told by, and no parameter; rename it"
+            )
         if isinstance(value, cached_property):
             raise DefinitionError(f"{cls.__name__}.{name} would keep its value while slots change; make it a property")
         if isinstance(value, Declared) and value.wrong is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import Any
@@ -12,7 +13,7 @@ from statecore import DefinitionError
 from statecore.explore import Verdict
 from statecore.properties import Property, always, final, recoverable, sometimes
 from statecore.report import check
-from statecore.world import World, action, crash, rpc, slot, volatile
+from statecore.world import World, action, crash, param, rpc, slot, volatile
 
 HIDDEN = ["_starts", "_params", "_locked", "_ids", "_reads", "_writes", "values", "put", "slots_"]
 
@@ -227,3 +228,10 @@ def test_what_is_no_function_is_no_action() -> None:
     """It is said where it is declared."""
     with pytest.raises(DefinitionError, match="action 3 is not callable; decorate a function of the world"):
         action(3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["self", *(each for each in inspect.signature(check).parameters if each != "params")])
+def test_no_parameter_is_called_as_what_a_check_takes_itself(name: str) -> None:
+    """It could not be set, or would be taken for something else."""
+    with pytest.raises(DefinitionError, match=rf"^Sized\.{name}: this is what a check is told by"):
+        type("Sized", (Turning,), {name: param(1)})
