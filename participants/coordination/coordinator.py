@@ -138,6 +138,11 @@ class Coordinator:
             timeout_s=self.settings.discover_timeout_s,
             max_clock_skew_s=self.settings.max_clock_skew_s,
         )
+        if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
+            log.warning(
+                "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
+                ", ".join(nameless),
+            )
         plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
