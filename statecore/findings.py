@@ -13,7 +13,18 @@ from attrs import define, field, frozen
 from .errors import DefinitionError
 from .world import State, Step, World
 
-__all__ = ["CTRL_C", "Exploration", "Limits", "Progress", "Verdict", "Violation", "hashable", "noted", "verdict"]
+__all__ = [
+    "CTRL_C",
+    "Exploration",
+    "Limits",
+    "Progress",
+    "Verdict",
+    "Violation",
+    "hashable",
+    "noted",
+    "told",
+    "verdict",
+]
 
 CTRL_C = "Ctrl-C"
 """The limit that somebody sets who wants no more of it."""
@@ -94,8 +105,12 @@ class Exploration:
 
 def noted(error: BaseException, where: str, world: World, state: State) -> None:
     """The error carries a note that says in which action or property it happened, and in which state."""
-    values = ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, state, strict=True))
-    error.add_note(f"in {where} of {type(world).__name__}, in the state {values}")
+    error.add_note(f"in {where} of {type(world).__name__}, in the state {told(world, state)}")
+
+
+def told(world: World, state: State) -> str:
+    """A state in words, for messages."""
+    return ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, state, strict=True))
 
 
 def hashable(world: World, state: State) -> State:

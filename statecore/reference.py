@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import DefinitionError, InvariantBroken
-from .findings import CTRL_C, Exploration, Limits, Progress, Violation, hashable, noted
+from .findings import CTRL_C, Exploration, Limits, Progress, Violation, hashable, noted, told
 from .properties import Kind, Property
 from .seams import Clock
 from .symmetry import Symmetry, sample
@@ -28,12 +28,21 @@ class _Broken:
         self.name = name
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two takings of one step came to the same."""
+    if isinstance(one, _Broken) and isinstance(other, _Broken):
+        return one.name == other.name
+    return bool(one == other)
+
+
 Found = dict[Any, tuple[Any, Step | None]]
 Edges = list[tuple[State, Step, State]]
 
 
 PROGRESS_STATES = 1_000
 """Whoever wants to know hears how far it is after so many states each."""
+TWICE_STATES = 100
+"""In so many states each action is taken twice, in the hope of catching one that is no function of the state."""
 DICT_ENTRY_BYTES = 230
 EDGE_BYTES = 72
 
@@ -120,16 +129,14 @@ class _Search:
         enabled = False
         self.expanded += 1
         for step, act in steps:
-            self.world.put(state)
-            try:
-                if not self.world.act(act, step.args):
-                    continue
-                after: Any = self._state()
-            except InvariantBroken as failure:
-                after = _Broken(failure.property_name)
-            except Exception as error:
-                noted(error, f"action {step.label}", self.world, state)
-                raise
+            after = self._taken(state, step, act)
+            if self.expanded <= TWICE_STATES and not _same(after, self._taken(state, step, act)):
+                raise DefinitionError(
+                    f"action {step.label} is not a function of the slots that it reads: twice from the same state "
+                    f"({told(self.world, state)}) it did different things; keep all that matters in slots"
+                )
+            if after is None:
+                continue
             enabled = True
             self.result.generated += 1
             self.result.fired[step.name] += 1
@@ -139,6 +146,17 @@ class _Search:
                 self.found[after] = (state, step)
                 self.queue.append((after, level + 1))
         return enabled
+
+    def _taken(self, state: State, step: Step, act: Action) -> Any:
+        """The state after the step, or what it breaks; None where it is not enabled."""
+        self.world.put(state)
+        try:
+            return self._state() if self.world.act(act, step.args) else None
+        except InvariantBroken as failure:
+            return _Broken(failure.property_name)
+        except Exception as error:
+            noted(error, f"action {step.label}", self.world, state)
+            raise
 
     def _state(self) -> State:
         """Where the world stands, or the state that is explored for it."""

@@ -388,8 +388,9 @@ def test_an_action_that_is_no_function_of_the_slots_is_named() -> None:
             return self.at < 5
 
     for world in (Counting, Peeking):
-        with pytest.raises(DefinitionError, match="action up is not a function of the slots that it reads"):
-            check(world, engine="fast")
+        for engine in ("fast", "reference"):
+            with pytest.raises(DefinitionError, match="action up is not a function of the slots that it reads"):
+                check(world, engine=engine)
         with pytest.raises(DefinitionError, match="action up is not a function of the slots that it reads"):
             check(world)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import DefinitionError, InvariantBroken
-from ..findings import noted
+from ..findings import noted, told
 from ..symmetry import Symmetry
 from ..world import Action, Role, World
 from .ghosts import Ghosts
@@ -126,7 +126,7 @@ class Tracer:
             how = f"{self._told(first)}, and then {self._told(second)}"
         raise DefinitionError(
             f"{where} is not a function of the slots that it reads: twice from the same state "
-            f"({_state(self.world, self.values(ids))}) it {how}; keep all that matters in slots"
+            f"({told(self.world, self.values(ids))}) it {how}; keep all that matters in slots"
         )
 
     def _told(self, run: Run) -> str:
@@ -150,10 +150,6 @@ def _tables(world: World, symmetry: Symmetry | None) -> list[SlotValues]:
             for slot in slots:
                 tables[slot] = shared
     return tables
-
-
-def _state(world: World, values: tuple[Any, ...]) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in zip(world.slots_, values, strict=True))
 
 
 class _Reader:
