@@ -46,8 +46,16 @@ async def claim_and_choose(store: Store, seams: Seams) -> Begun:
     return await on_disk(seams.disk, partial(_claim_and_choose, store))
 
 
+async def choose(store: Store, seams: Seams, epoch: int) -> Begun:
+    """The base of a claim that is made is recorded. Raises as `claim_and_choose`."""
+    return await on_disk(seams.disk, partial(_choose, store, epoch))
+
+
 def _claim_and_choose(store: Store) -> Begun:
-    epoch = store.claim()
+    return _choose(store, store.claim())
+
+
+def _choose(store: Store, epoch: int) -> Begun:
     choice = store.choose(epoch)
     overtaken, newest = tuple(map(str, choice.overtaken)), choice.start
     try:
