@@ -98,6 +98,7 @@ class WholeJob:
     turnstile: Turnstile = field(factory=Turnstile)
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
     lives: int = 0
+    made: int = 0
     launcher: InMemoryLauncher | None = None
     trainer: PlainTrainer | None = None
     servers: dict[str, Any] = field(factory=dict)  # the newest server of each name
@@ -133,8 +134,9 @@ class WholeJob:
         }
 
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
+            self.made += 1  # no process draws what another one has drawn
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)
-            app = kinds[name](config, self._seams(name), self.network.transport(name))
+            app = kinds[name](config, self._seams(f"{name}-{self.made}"), self.network.transport(name))
             self.servers[name] = getattr(app, "server", None)
             return app
 

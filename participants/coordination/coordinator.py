@@ -297,14 +297,22 @@ class Coordinator:
             life.detector.suspect()
         return outcome
 
-    async def _interrupt(self, why: str) -> Callable[[], Awaitable[None]] | None:
+    async def _interrupt(self, why: str) -> Callable[[], Awaitable[None]]:
         """The checkpoint under way has ended, and with its servers what older ones may have left open on them."""
-        run = self._run
-        if run is not None:
+        left = []
+        if self._run is not None:
+            run = self._run
             run.interrupt(why)
             await run.over.wait()
+            left.append(run.open)
+        left += self._unfinished
         self._unfinished.clear()
-        return None if run is None else run.phases.discard
+
+        async def clear_up() -> None:
+            for each in left:
+                await each.discard()
+
+        return clear_up
 
     async def _end_unfinished(self, life: Life) -> None:
         """Checkpoints that were cancelled half-way, or that a server did not hear the end of, are over on every server
@@ -318,6 +326,7 @@ class Coordinator:
             for problem in problems:
                 log.warning("%s: not resumed: %s", unfinished.checkpoint_id, problem)
             if not problems:
+                await unfinished.discard()
                 self._unfinished.remove(unfinished)
 
         async with trio.open_nursery() as nursery:

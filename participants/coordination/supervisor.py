@@ -34,7 +34,7 @@ from .restoring import Begun, choose, restore
 from .trainer import HearsOfRestarts
 
 Discover = Callable[[Mapping[str, str], int], Awaitable[Deployment]]
-Interrupt = Callable[[str], Awaitable[Callable[[], Awaitable[None]] | None]]
+Interrupt = Callable[[str], Awaitable[Callable[[], Awaitable[None]]]]
 """Ends the checkpoint under way; what it returns removes what is left of it, once no server runs any more."""
 
 

@@ -49,10 +49,14 @@ Event = Any
 
 @frozen
 class Open:
-    """A checkpoint that may still be open on servers: its id, and who was contacted for it."""
+    """A checkpoint that may still be open on servers: its id, and who was contacted for it.
+
+    `discard` removes what was written of it and not published, once none of them writes any more.
+    """
 
     checkpoint_id: str
     contacted: tuple[Member, ...]
+    discard: Callable[[], Awaitable[None]]
 
 
 @define(eq=False)
@@ -103,7 +107,7 @@ class CheckpointRun:
     @property
     def open(self) -> Open:
         """Whom to resume if `run` did not come to its end."""
-        return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()))
+        return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()), self.phases.discard)
 
     # --- the machine
 
