@@ -201,9 +201,9 @@ def test_s65_a_server_dies_while_rollouts_run(name: str, published: bool) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_s66_a_restart_that_nobody_noticed(name: str) -> None:
-    """Somebody brings a server back, empty, at the same address, and nobody happens to call it: it is found all the same.
+    """Somebody brings a server back, empty, at the same address, and nobody happens to call it: it is found anyway.
 
-    No rollout is on its way to it; the next probe shows another process. Covers: I97.
+    No call is on its way to it; the next probe shows another process. Covers: I97.
     """
 
     async def body(story: Story) -> None:
