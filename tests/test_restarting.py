@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from participants.coordination.coordinator import Aborted, Coordinator, Overtaken, Published, RestartFailed
 from participants.coordination.outcomes import Restarted
-from participants.coordination.trainer import HearsOfRestarts, Result
+from participants.coordination.trainer import Dispatch, HearsOfRestarts, Result
 from participants.records.records import Disposition
 from participants.serving.lifespan import StartupFailed
 from participants.serving.testing import Fault
@@ -429,3 +429,26 @@ async def test_a_late_answer_is_no_death(autojump_clock: MockClock) -> None:
         lines = [parse(line) for line in world.journal.lines]
         steps = [(line["state"], line["next"]) for line in lines if line["machine"] == "heartbeat"]
         assert steps == [("alive", "late"), ("late", "alive")]
+
+
+@pytest.mark.trio
+async def test_s69_who_came_after_the_checkpoint_tears_no_unit(autojump_clock: MockClock) -> None:
+    """It had no part in the state that the checkpoint holds, and starts in it; the others of its group go on."""
+    async with a_world() as world:
+        world.script("tools", "capabilities", lambda *_: {"sharing": "group"})
+        trainer = world.trainer()
+        early, later = (
+            [Dispatch(name, {"turns": 9}, "env", group="g") for name in names] for names in (("p1", "p2"), ("p3",))
+        )
+        async with running(world.coordinator(trainer, **SOON), early) as (job, reports):
+            await trio.sleep(1.5)
+            assert (await job.checkpoint(20)).published
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(job.run_batch, job.runnable(later))
+                await trio.sleep(1.5)
+                die(world)
+                report = await restarted(job)
+            verdicts = {each.rollout_id: (each.disposition.value, each.next_attempt) for each in report.verdicts}
+            assert verdicts == {"p1": ("continue", 1), "p2": ("continue", 1), "p3": ("fresh", 1)}
+        assert reports[0].delivered == 2
+        assert trainer.ids == ["p1", "p2", "p3"]

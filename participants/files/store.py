@@ -132,7 +132,7 @@ class Store:
         Raises EpochTaken when somebody has claimed since; then nothing is claimed, since that would overtake them.
         """
         with _store_errors(self.root):
-            if later := [each for each in self._epochs() if each > epoch]:
+            if later := chain.overtaken_by(epoch, self._epochs()):
                 raise EpochTaken(f"{self.root}: epoch {later[0]} is claimed by somebody else")
             try:
                 self._write_claim(epoch + 1)

@@ -186,7 +186,7 @@ def give_up_stopping(restart: Restart, event: StepFailed) -> Step:
 
 _D = DeploymentState
 OUT_OF_ORDER = refuse("out_of_order")
-OLD_EPOCH = refuse("stale_epoch", detail="a start of the servers is an epoch of its own")
+OLD_EPOCH = refuse("epoch_not_new", detail="each start of the servers is an epoch of its own")
 IS_OVER = refuse("given_up", detail="the servers are stopped for good")
 AGAIN = go(_D.STOPPING, do=fail)
 DIED_AGAIN = go(_D.STOPPING, do=fail_by_death)
