@@ -452,3 +452,37 @@ async def test_s69_who_came_after_the_checkpoint_tears_no_unit(autojump_clock: M
             assert verdicts == {"p1": ("continue", 1), "p2": ("continue", 1), "p3": ("fresh", 1)}
         assert reports[0].delivered == 2
         assert trainer.ids == ["p1", "p2", "p3"]
+
+
+@pytest.mark.trio
+async def test_a_trainer_that_holds_the_loop_up_kills_nobody(autojump_clock: MockClock) -> None:
+    """It computes for longer than a period, again and again; the answers that came meanwhile are read too late."""
+    async with a_world() as world:
+        async with running(world.coordinator(world.trainer()), dispatches({"p1": 3}, turn_s=60.0)) as (job, reports):
+            world.network.faults = lambda call: Fault(reply_s=0.5) if call.path.endswith("status") else None
+            for _ in range(8):
+                await trio.sleep(0.2)
+                autojump_clock.jump(15.0)  # no task runs in this time
+            world.network.faults = None
+        assert reports[0].delivered == 1
+        assert job.restarts == ()
+
+
+@pytest.mark.trio
+async def test_a_bug_in_the_supervision_leaves_no_server_running(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no abandoned coordinator: the error comes out, and the servers are stopped."""
+
+    async def broken(_supervisor: object) -> None:
+        await trio.sleep(1)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("participants.coordination.supervisor.Supervisor.run", broken)
+    async with a_world() as world:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with world.coordinator(world.trainer()) as job:
+                recovered = await job.recover()
+                await job.run_batch(recovered.runnable(dispatches({"p1": 9})))
+        assert raised.group_contains(ZeroDivisionError)
+        assert world.network.up == () and world.deployments.stopped == 1

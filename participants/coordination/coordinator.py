@@ -124,11 +124,15 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._nursery.cancel_scope.cancel()
+        abandoned = is_abandoned(error)
         try:
             await self._tasks.__aexit__(None, None, None)  # what left the block leaves it as it is, in no group
+        except Exception:  # a bug of ours, by which the block was cancelled: the servers are not left to themselves
+            abandoned = False
+            raise
         finally:
             with trio.move_on_after(self.settings.stop_timeout_s, shield=True) as scope:
-                if self._started and not is_abandoned(error):
+                if self._started and not abandoned:
                     await self._launcher.stop()
                 await self._clients.aclose()
             if scope.cancelled_caught:

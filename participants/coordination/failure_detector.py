@@ -24,6 +24,8 @@ from .deployment import Member
 
 LOOK_EVERY_S: Final = 0.5
 RETRY_S: Final = 1.0
+LAG: Final = 0.05
+"""A period whose end we saw so much of it too late says nothing of servers: something held up this process."""
 
 
 @runtime_checkable
@@ -134,7 +136,7 @@ class FailureDetector:
                         await _until_doubted(each, end)
                     else:
                         await trio.sleep(self._retry_s)
-            if each.answers == before:
+            if each.answers == before and trio.current_time() - end < LAG * self._every_s:
                 self._step(each, PeriodPassed())
 
     async def _ask(self, each: _Watched) -> bool:

@@ -130,7 +130,8 @@ class Supervisor:
         return []
 
     async def _stop_servers(self, _effect: dp.StopServers) -> list[object]:
-        await self.launcher.stop()
+        with trio.fail_after(self.life.settings.stop_timeout_s):
+            await self.launcher.stop()
         self.life.serving.end()
         if self._clear_up is not None:
             await self._clear_up()
