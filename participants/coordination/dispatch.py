@@ -191,9 +191,9 @@ class Dispatcher:
             await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
-            if not self._life.ledger[episode.rollout_id].has_result:  # no checkpoint waits for it in this life (I69)
+            if not self._life.ledger[rollout_id].has_result:  # no checkpoint waits for it in this life (I69)
                 why = f"its result came and could not be saved: {type(error).__name__}: {error}"
-                self._life.note(self._life.ledger.lost(episode.rollout_id, why))
+                self._life.note(self._life.ledger.lost(rollout_id, why))
 
     async def _go_on(self, rollout_id: str, lost: dict[str, str], errors: list[Exception]) -> None:
         """As `_run_one`, for a rollout whose run was given up: at any moment of it."""
