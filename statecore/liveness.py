@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from attrs import Factory, define
 
-from .errors import DefinitionError
-from .findings import Exploration, Limits, Violation, noted
+from .findings import CTRL_C, Exploration, Limits, Violation, noted
 from .properties import Kind, Property
 from .seams import Clock
 from .world import Action, State, Step, World
@@ -84,17 +83,13 @@ def settle(world: World, found: Exploration, limits: Limits, clock: Clock | None
                 found.violation = broken
                 return
     except KeyboardInterrupt:
-        found.limit = "Ctrl-C"
+        found.limit = CTRL_C
 
 
 def fair_actions(world: World, declared: Property) -> frozenset[str]:
     """The names of the actions that are weakly fair for a property: those that it names, else those declared fair."""
     if declared.fair is None:
         return frozenset(name for name, each in world.actions_.items() if each.fair)
-    for name in declared.fair:
-        if name not in world.actions_:
-            known = ", ".join(world.actions_)
-            raise DefinitionError(f"{declared.name}: fair={name!r} is no action of {type(world).__name__} ({known})")
     return frozenset(declared.fair)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from statecore.groups import interchangeable
 from statecore.properties import always, final, recoverable, sometimes
-from statecore.world import World, action, slot
+from statecore.world import Action, World, action, slot
 
 VALUES = ("x", 1, None)  # values that have no order among them
 ROLES = ("mine", "other", "theirs", "shared")
@@ -110,8 +110,10 @@ def world_of(plan: Plan) -> type[World]:
     declared: list[tuple[str, Any, Callable[[World], bool]]] = []
     declared += [(f"never{n}", always, _some(plan, each, False)) for n, each in enumerate(plan.never)]
     declared += [(f"seen{n}", sometimes, _some(plan, each, True)) for n, each in enumerate(plan.seen)]
+    faults = {name for name, each in members.items() if isinstance(each, Action) and each.fault}
     for n, (each, by) in enumerate(plan.reached):
         allowed = None if by is None else [name for number in by for name in names[number % len(names)]]
+        allowed = allowed and [name for name in allowed if name not in faults]
         declared.append((f"reached{n}", recoverable(by=allowed), _some(plan, each, True)))
     if plan.ends is not None:
         declared.append(("ends", final, _some(plan, plan.ends, True)))

@@ -130,7 +130,8 @@ def test_a_loop_that_starts_over_while_its_reply_is_held() -> None:
     run(test)
 
 
-def test_a_tool_call_beside_a_model_call() -> None:
+@pytest.mark.parametrize("tool_first_s", [0, 1])
+def test_a_tool_call_beside_a_model_call(tool_first_s: int) -> None:
     """One task of a loop waits for a model reply and another one calls a tool: the loop moves until that call has
     ended, and then stands; its next tool call waits for the opening, and so does its boundary. Covers: I24.
     """
@@ -155,6 +156,7 @@ def test_a_tool_call_beside_a_model_call() -> None:
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(use_tools)
+                    await trio.sleep(tool_first_s)
                     await session.client("policy").post("/v1/chat/completions", {"name": "a1", "messages": []})
                 return session.finish(called)
 
@@ -169,7 +171,7 @@ def test_a_tool_call_beside_a_model_call() -> None:
         await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(job.run, "r1")
-            await settle()
+            await trio.sleep(2)
             assert await job.phase("prepare", "c1") == "preparing"
             go_on.set()
             await settle()

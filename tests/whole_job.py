@@ -97,6 +97,7 @@ class WholeJob:
     disk: MemoryDisk = field(factory=MemoryDisk)
     turnstile: Turnstile = field(factory=Turnstile)
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
+    clocks: dict[str, LoopClock] = field(factory=dict)  # those of their own, by server or "coordinator"
     lives: int = 0
     made: int = 0
     launcher: InMemoryLauncher | None = None
@@ -122,7 +123,8 @@ class WholeJob:
         return Coordinator(ROOT, self.launcher, self.trainer, **(options | changes))
 
     def _seams(self, name: str) -> Seams:
-        return Seams(clock=self.clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
+        clock = self.clocks.get(name, self.clock)
+        return Seams(clock=clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
 
     def _factory(self, name: str) -> Any:
         kinds: dict[str, Maker] = {

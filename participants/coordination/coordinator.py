@@ -139,7 +139,7 @@ class Coordinator:
                 log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
 
     async def recover(self) -> Recovered:
-        """This life stands where the newest checkpoint of its chain stood, or at a fresh start; the servers are open.
+        """This life stands where the newest whole checkpoint of its chain stood, or at a fresh start; servers are open.
 
         Claims an epoch, chooses and records its base, starts the servers with it, loads the framework's half, restores,
         delivers again what the trainer lacks. Once per coordinator. Raises CheckpointRejected, DiscoveryFailed,
@@ -149,10 +149,15 @@ class Coordinator:
             raise RuntimeError("recover() is called once; another life is another Coordinator")
         self._started = True
         store = Store(self.root, self.seams.disk, self.seams.entropy, self.seams.clock)
-        begun = await claim_and_choose(store, self.seams)
+        begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
         urls = await self._launcher.start(begun.epoch)
         life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
         life.meet(await self._discover(urls, begun.epoch), self._launcher)
+        if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
+            log.warning(
+                "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
+                ", ".join(nameless),
+            )
         plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
@@ -167,6 +172,7 @@ class Coordinator:
             verdicts=verdicts,
             restore_failed=failed,
             overtaken=begun.overtaken,
+            damaged=begun.damaged,
             runnable_=self.runnable,
         )
 
@@ -228,7 +234,7 @@ class Coordinator:
             if verdict.disposition is Disposition.FRESH:
                 log.info("%s starts over: %s", verdict.rollout_id, verdict.reason)
         for checkpoint_id in overtaken:
-            log.warning("%s was published by a coordinator that was overtaken; it is ignored", checkpoint_id)
+            log.warning("%s was overtaken, or is damaged and was passed over; it is ignored", checkpoint_id)
 
     # --- rollouts
 

@@ -48,6 +48,8 @@ class CoordinatorSettings:
     `probe_every_s`: how often each participant is asked whether it lives; after `probe_misses` such periods without an
     answer it is dead. `restart_tries`: how often a restart of the servers is tried, `restart_delay_s` apart. After
     `restart_limit` restarts in a row, with no result and no checkpoint in between, the job is given up.
+    `fall_back`: when the newest checkpoint is damaged, the one before it is taken; off, the start is refused.
+    `keep_checkpoints`: how many of its own chain are kept, at least two; None keeps all of them.
     """
 
     max_clock_skew_s: float = field(default=5.0, validator=validators.ge(0))
@@ -70,6 +72,10 @@ class CoordinatorSettings:
     restart_tries: int = field(default=3, validator=validators.ge(1))
     restart_limit: int = field(default=10, validator=validators.ge(1))
     restart_delay_s: float = field(default=1.0, validator=validators.ge(0))
+    fall_back: bool = field(default=True, validator=validators.instance_of(bool))
+    keep_checkpoints: int | None = field(
+        default=None, validator=validators.optional(validators.and_(validators.instance_of(int), validators.ge(2)))
+    )
     control_retries: Retries = field(factory=Retries)
 
 

@@ -150,7 +150,7 @@ class Supervisor:
 
     async def _start(self, effect: dp.StartServers) -> list[object]:
         life = self.life
-        self._begun = await choose(life.store, life.seams, effect.epoch)
+        self._begun = await choose(life.store, life.seams, effect.epoch, fall_back=life.settings.fall_back)
         life.epoch = effect.epoch
         urls = await self.launcher.start(effect.epoch)
         life.meet(await self.discover(urls, effect.epoch), self.launcher)

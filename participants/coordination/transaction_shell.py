@@ -23,10 +23,12 @@ from ..files.store import Publication, StoreError
 from ..machines import transaction as tx
 from ..records.manifests import CheckpointId
 from ..records.records import Disposition
+from .clocks import clock_trouble
 from .deployment import Member, resume_all
 from .life import Life, log
 from .outcomes import Aborted, Overtaken, Published
 from .phases import Phases, StageFailed
+from .retention import delete_what_is_old
 
 CLAIM_READS: Final = 5
 CLAIM_READ_DELAY_S: Final = 0.5
@@ -126,6 +128,10 @@ class CheckpointRun:
             if not isinstance(error, Refused):
                 log.error("%s: an error that nothing expects", self.checkpoint_id, exc_info=error)
             failure = StageFailed(f"{type(error).__name__}: {error}", broken=True)
+        if hint := clock_trouble(
+            self.life.deployment.members, self.phases.clock_set_by_s(), self.life.settings.max_clock_skew_s
+        ):
+            failure = StageFailed(f"{failure.reason} ({hint})", failure.blockers, broken=failure.broken)
         self._failure, self._failed_in = failure, str(self.machine.state)
         return self._step(tx.Failed(failure.reason))
 
@@ -249,6 +255,7 @@ class CheckpointRun:
             return [tx.Aborted()]
         if not self._unresumed and not self._interrupted:
             await self.life.tidy(str(self.checkpoint_id))
+        self._notes += await delete_what_is_old(self.life, self.checkpoint_id)
         return [tx.ServersResumed()]
 
     # --- what it comes to

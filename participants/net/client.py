@@ -180,6 +180,7 @@ class ControlClient:
         self.server_epoch: int | None = None
         self.server_ts: float | None = None
         self.on_answer: Callable[[Answer], None] | None = None
+        self.clock_offset_s: float | None = None  # as the newest reply showed it: the server's clock is so far ahead
         self._client = client
         self._token = token
         self._clock = clock
@@ -307,6 +308,7 @@ class ControlClient:
             self.server_epoch = answer.epoch
         if answer.server_ts is not None:
             self.server_ts = answer.server_ts
+            self.clock_offset_s = answer.server_ts - self._clock.time()
         if self.on_answer is not None:
             self.on_answer(answer)
 

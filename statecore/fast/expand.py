@@ -187,7 +187,7 @@ class Expander:
 
     def _act(self, number: int, ids: tuple[int, ...]) -> Run:
         step, action = self.steps[number]
-        return self.tracer.act(self.tries[number].where, action, step.args, ids)
+        return self.tracer.act(number, self.tries[number].where, action, step.args, ids)
 
     def _needed(self) -> list[int]:
         """The bits that each slot needs."""
