@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         Overtaken,
         Published,
         Recovered,
+        Restarted,
+        RestartFailed,
     )
     from .coordination.deployment import DiscoveryFailed
     from .coordination.ledger import KnownRollout
     from .coordination.recovery import CheckpointRejected
-    from .coordination.trainer import Dispatch, Disposition, Result, SavesResults, Trainer
+    from .coordination.trainer import Dispatch, Disposition, HearsOfRestarts, Result, SavesResults, Trainer
     from .files.store import StoreError
     from .servers.agent import Agent
     from .servers.auxiliary_model import AuxiliaryModel
@@ -57,6 +59,7 @@ _WHERE = {
     "Dispatch": "coordination.trainer",
     "Disposition": "coordination.trainer",
     "Environment": "servers.environment",
+    "HearsOfRestarts": "coordination.trainer",
     "KnownRollout": "coordination.ledger",
     "Launcher": "serving.launcher",
     "Mode": "servers.modes",
@@ -66,6 +69,8 @@ _WHERE = {
     "Published": "coordination.coordinator",
     "Recovered": "coordination.coordinator",
     "Resources": "servers.resources",
+    "RestartFailed": "coordination.coordinator",
+    "Restarted": "coordination.coordinator",
     "Result": "coordination.trainer",
     "SavesResults": "coordination.trainer",
     "Seams": "settings",
@@ -101,6 +106,7 @@ __all__ = [
     "Dispatch",
     "Disposition",
     "Environment",
+    "HearsOfRestarts",
     "KnownRollout",
     "Launcher",
     "Mode",
@@ -110,6 +116,8 @@ __all__ = [
     "Published",
     "Recovered",
     "Resources",
+    "RestartFailed",
+    "Restarted",
     "Result",
     "SavesResults",
     "Seams",

@@ -15,9 +15,11 @@ from attrs import field, frozen
 from participants.machines import (
     attempt,
     control,
+    deployment,
     episode_step,
     gate,
     handoff,
+    heartbeat,
     model_call,
     resource_session,
     transaction,
@@ -158,6 +160,29 @@ def _simple(table: Table[Any, Any], *more: Any, start: Any = None) -> Walk:
     return Walk(table, (table.start() if start is None else start,), (*plain, *more))
 
 
+def _heartbeat() -> Walk:
+    h = heartbeat
+    events = (h.Answered("i1"), h.Answered("i2"), h.Answered(), h.PeriodPassed(), h.Exited(-9))
+    starts = (h.HEARTBEAT.start(h.Pulse("i1", allowed=3)), h.HEARTBEAT.start(h.Pulse("i1", allowed=1)))
+    return Walk(h.HEARTBEAT, starts, events)
+
+
+def _deployment() -> Walk:
+    d = deployment
+    plain = (d.Progressed, d.ServersStopped, d.ServersStarted, d.StateRestored)
+    events = (
+        *(kind() for kind in plain),
+        d.ServerDied("env is dead"),
+        d.EpochClaimed(1),
+        d.EpochClaimed(2),
+        d.EpochClaimed(3),
+        d.StepFailed("no"),
+        d.StepFailed("never", hopeless=True),
+    )
+    starts = (d.DEPLOYMENT.start(d.Restart(1, allowed=2, limit=2)),)
+    return Walk(d.DEPLOYMENT, starts, events)
+
+
 def _handoff() -> Walk:
     h = handoff
     events = (
@@ -187,6 +212,8 @@ def walks() -> dict[str, Walk]:
         ),
         _transaction(),
         _handoff(),
+        _heartbeat(),
+        _deployment(),
         _simple(handoff.LEDGER_ENTRY, handoff.Received("r1"), handoff.Received("r2")),
     ]
     return {walk.table.name: walk for walk in found}

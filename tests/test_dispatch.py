@@ -170,10 +170,14 @@ async def test_s42_s65_a_failing_rollout_is_its_own(autojump_clock: MockClock) -
 
 @pytest.mark.trio
 async def test_s39_an_answer_of_another_process_is_no_result(autojump_clock: MockClock) -> None:
-    """The server was replaced by one of the same name: what that says of our rollout does not count (S39)."""
+    """The server was replaced by one of the same name: what that says of our rollout does not count (S39).
 
-    def another(_server: FakeServer, _body: Reply) -> Response:
-        return JSONResponse({"reward": 0}, headers={"x-statecore-incarnation": "e" * 32})
+    It is a death, so all servers start anew, and the rollout ends under its next attempt. Covers: I97.
+    """
+    answers = iter([JSONResponse({"reward": 0}, headers={"x-statecore-incarnation": "e" * 32})])
+
+    def another(_server: FakeServer, _body: Reply) -> Response | None:
+        return next(answers, None)
 
     async with a_world() as world:
         trainer = world.trainer()
@@ -181,8 +185,10 @@ async def test_s39_an_answer_of_another_process_is_no_result(autojump_clock: Moc
         async with world.coordinator(trainer) as job:
             recovered = await job.recover()
             report = await job.run_batch(recovered.runnable(dispatches({"p1": 1})))
-        assert report.lost["p1"].startswith("participant lost: env is another process now")
-        assert trainer.accepted == []
+            assert report.delivered == 1
+            (restarted,) = job.restarts
+            assert "another process answers in its name" in restarted.reason
+        assert [(each.attempt, each.body["reward"]) for each in trainer.accepted] == [(1, 1)]
 
 
 @pytest.mark.trio

@@ -276,17 +276,17 @@ class RecordsLate(Dispatcher):
         known = super().runnable(())
         self._unrecorded |= {each.rollout_id: each for each in new_dispatches}
         new = tuple(EpisodeId(name) for name in self._unrecorded)
-        self._handed_out |= set(new)
+        self._handed_out |= set(self._unrecorded)
         return Batch(known.episodes + new)
 
-    async def _until_final(self, episode: EpisodeId) -> Answer:
-        dispatch = self._unrecorded.pop(episode.rollout_id, None)
+    async def _until_final(self, rollout_id: str) -> Answer:
+        dispatch = self._unrecorded.pop(rollout_id, None)
         if dispatch is None:
-            return await super()._until_final(episode)
+            return await super()._until_final(rollout_id)
         rollout = Rollout(dispatch=dispatch, digest=task_digest(dispatch.task))
-        answer = await self._ask(rollout, _Patience(self._life))
+        answer = await self._ask(rollout, _Patience(self._life), self._life.serving)
         ledger, _ = self._life.ledger.registered([dispatch])
-        self._life.note(ledger.dispatched([episode.rollout_id]))
+        self._life.note(ledger.dispatched([rollout_id]))
         return answer
 
 

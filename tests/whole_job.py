@@ -99,6 +99,7 @@ class WholeJob:
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
     clocks: dict[str, LoopClock] = field(factory=dict)  # those of their own, by server or "coordinator"
     lives: int = 0
+    made: int = 0
     launcher: InMemoryLauncher | None = None
     trainer: PlainTrainer | None = None
     servers: dict[str, Any] = field(factory=dict)  # the newest server of each name
@@ -135,8 +136,9 @@ class WholeJob:
         }
 
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
+            self.made += 1  # no process draws what another one has drawn
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)
-            app = kinds[name](config, self._seams(name), self.network.transport(name))
+            app = kinds[name](config, self._seams(f"{name}-{self.made}"), self.network.transport(name))
             self.servers[name] = getattr(app, "server", None)
             return app
 

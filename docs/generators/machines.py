@@ -25,6 +25,8 @@ TABLES: Final = (
     ("participants.machines.transaction", "TRANSACTION"),
     ("participants.machines.handoff", "HANDOFF"),
     ("participants.machines.handoff", "LEDGER_ENTRY"),
+    ("participants.machines.heartbeat", "HEARTBEAT"),
+    ("participants.machines.deployment", "DEPLOYMENT"),
 )
 """(module, name) of every machine of the protocol, in the order of the pages."""
 

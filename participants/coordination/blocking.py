@@ -31,7 +31,7 @@ from ..serving.launcher import Launcher
 from ..settings import Seams
 from .coordinator import Coordinator
 from .life import CoordinatorSettings, log
-from .outcomes import Aborted, Batch, BatchReport, CoordinatorError, Published, Recovered
+from .outcomes import Aborted, Batch, BatchReport, CoordinatorError, Published, Recovered, Restarted
 from .trainer import Dispatch, Disposition, Result, Trainer
 
 __all__ = ["BlockingCoordinator", "BlockingLauncher", "BlockingTrainer", "Closed"]
@@ -159,6 +159,11 @@ class BlockingCoordinator:
         """
         dispatches = tuple(new_dispatches)  # the trainer's code, if it is a generator: it runs in the trainer's thread
         return self._living().call(self._job.runnable, dispatches)
+
+    @property
+    def restarts(self) -> tuple[Restarted, ...]:
+        """As `Coordinator.restarts`."""
+        return self._job.restarts
 
     def run_batch(self, batch: Batch | Iterable[Dispatch]) -> BatchReport:
         """As `Coordinator.run_batch`."""

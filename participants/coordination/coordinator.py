@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -27,13 +28,24 @@ from ..net.client import MAX_IN_FLIGHT, make_client
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
 from ..settings import Seams, Settings, SettingsError
-from .deployment import discover, resume_all
+from .deployment import Deployment, discover, resume_all
 from .dispatch import Dispatcher
 from .ledger import recovered
 from .life import CoordinatorSettings, Life, log
-from .outcomes import Aborted, Batch, BatchReport, CoordinatorError, Overtaken, Published, Recovered
+from .outcomes import (
+    Aborted,
+    Batch,
+    BatchReport,
+    CoordinatorError,
+    Overtaken,
+    Published,
+    Recovered,
+    Restarted,
+    RestartFailed,
+)
 from .recovery import CheckpointRejected, Found, RestorePlan, Verdict, plan_restore
 from .restoring import claim_and_choose, recorded_servers, restore
+from .supervisor import Supervisor
 from .trainer import Dispatch, Trainer
 from .transaction_shell import CheckpointRun, Open
 
@@ -47,6 +59,8 @@ __all__ = [
     "Overtaken",
     "Published",
     "Recovered",
+    "RestartFailed",
+    "Restarted",
 ]
 
 UNFINISHED_KEPT: Final = 8
@@ -88,16 +102,19 @@ class Coordinator:
         self._clients = AsyncExitStack()
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
+        self._supervisor: Supervisor | None = None
         self._run: CheckpointRun | None = None
         self._unfinished: deque[Open] = deque(maxlen=UNFINISHED_KEPT)
         self._failures = 0
-        self._started = False
+        self._started = self._checkpointing = False
 
     # --- its life
 
     async def __aenter__(self) -> Coordinator:
         self._data = await self._clients.enter_async_context(self._client(self.settings.max_running + 1))
         self._control = await self._clients.enter_async_context(self._client(MAX_IN_FLIGHT))
+        self._tasks = trio.open_nursery()
+        self._nursery = await self._tasks.__aenter__()
         return self
 
     def _client(self, limit: int) -> httpx.AsyncClient:
@@ -106,12 +123,20 @@ class Coordinator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with trio.move_on_after(self.settings.stop_timeout_s, shield=True) as scope:
-            if self._started and not is_abandoned(error):
-                await self._launcher.stop()
-            await self._clients.aclose()
-        if scope.cancelled_caught:
-            log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
+        self._nursery.cancel_scope.cancel()
+        abandoned = is_abandoned(error)
+        try:
+            await self._tasks.__aexit__(None, None, None)  # what left the block leaves it as it is, in no group
+        except Exception:  # a bug of ours, by which the block was cancelled: the servers are not left to themselves
+            abandoned = False
+            raise
+        finally:
+            with trio.move_on_after(self.settings.stop_timeout_s, shield=True) as scope:
+                if self._started and not abandoned:
+                    await self._launcher.stop()
+                await self._clients.aclose()
+            if scope.cancelled_caught:
+                log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
 
     async def recover(self) -> Recovered:
         """This life stands where the newest whole checkpoint of its chain stood, or at a fresh start; servers are open.
@@ -125,19 +150,9 @@ class Coordinator:
         self._started = True
         store = Store(self.root, self.seams.disk, self.seams.entropy, self.seams.clock)
         begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
-        assert self._token is not None
         urls = await self._launcher.start(begun.epoch)
         life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
-        life.deployment = await discover(
-            urls,
-            token=self._token,
-            epoch=begun.epoch,
-            client=self._control,
-            seams=self.seams,
-            retries=self.settings.control_retries,
-            timeout_s=self.settings.discover_timeout_s,
-            max_clock_skew_s=self.settings.max_clock_skew_s,
-        )
+        life.meet(await self._discover(urls, begun.epoch), self._launcher)
         if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
             log.warning(
                 "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
@@ -148,6 +163,8 @@ class Coordinator:
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
         await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
         self._life, self._dispatcher = life, dispatcher
+        self._supervisor = Supervisor(life, self._launcher, self._discover, self._interrupt)
+        self._nursery.start_soon(self._supervisor.run)
         self._tell(verdicts, begun.overtaken)
         return Recovered(
             checkpoint_id=None if begun.checkpoint is None else begun.checkpoint.manifest.checkpoint_id,
@@ -158,6 +175,24 @@ class Coordinator:
             damaged=begun.damaged,
             runnable_=self.runnable,
         )
+
+    async def _discover(self, urls: Mapping[str, str], epoch: int) -> Deployment:
+        assert self._token is not None
+        return await discover(
+            urls,
+            token=self._token,
+            epoch=epoch,
+            client=self._control,
+            seams=self.seams,
+            retries=self.settings.control_retries,
+            timeout_s=self.settings.discover_timeout_s,
+            max_clock_skew_s=self.settings.max_clock_skew_s,
+        )
+
+    @property
+    def restarts(self) -> tuple[Restarted, ...]:
+        """Every restart of all servers in this life, since one of them had died, oldest first."""
+        return () if self._supervisor is None else tuple(self._supervisor.restarts)
 
     async def _plan(self, life: Life, checkpoint: Checkpoint | None) -> RestorePlan:
         """What becomes of each rollout, with the trainer's half loaded. Read in one piece: nothing else runs yet."""
@@ -223,18 +258,35 @@ class Coordinator:
     # --- checkpoints
 
     async def checkpoint(self, timeout_s: float = 60.0) -> Published | Aborted:
-        """A checkpoint is in force, or why not; never raises for what servers do.
+        """A checkpoint is in force, or why not; never raises for what servers do, unless they cannot be brought back.
 
-        `timeout_s` bounds everything before publication. Overtaken when another coordinator has claimed the root.
+        `timeout_s` bounds everything before publication, and the wait for servers that are being restarted. Overtaken
+        when another coordinator has claimed the root; RestartFailed when the servers are stopped for good.
         """
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a number of seconds greater than 0, not {timeout_s}")
         life, _ = self._living()
-        if self._run is not None:
-            raise RuntimeError(f"{self._run.checkpoint_id} is under way: one checkpoint at a time")
-        self._run = run = CheckpointRun(life, life.next_checkpoint_id(), timeout_s)
+        if self._checkpointing:
+            raise RuntimeError("another one is under way: one checkpoint at a time")
+        self._checkpointing = True
         try:
-            await self._end_unfinished(life)
+            return self._counted(await self._checkpoint(life, timeout_s))
+        finally:
+            self._checkpointing = False
+
+    async def _checkpoint(self, life: Life, timeout_s: float) -> Published | Aborted:
+        began = trio.current_time()
+        with trio.move_on_after(timeout_s):
+            await life.up.wait()
+        life.check_running()
+        left_s = timeout_s - (trio.current_time() - began)
+        checkpoint_id = life.next_checkpoint_id()
+        if not life.up.is_open or left_s <= 0:
+            reason = f"the servers were not started anew within {timeout_s:g} s"
+            return Aborted(checkpoint_id=str(checkpoint_id), reason=reason, phase="idle", seconds=timeout_s)
+        self._run = run = CheckpointRun(life, checkpoint_id, left_s)
+        try:
+            await run.while_servers_are_there(partial(self._end_unfinished, life))
             outcome = await run.run()
         except Overtaken as overtaken:
             life.stop(overtaken)
@@ -248,9 +300,29 @@ class Coordinator:
             raise
         finally:
             self._run = None
+            run.over.set()
         if outcome.unresumed:
             self._unfinished.append(run.open)
-        return self._counted(outcome)
+        if not outcome.published:
+            life.detector.suspect()
+        return outcome
+
+    async def _interrupt(self, why: str) -> Callable[[], Awaitable[None]]:
+        """The checkpoint under way has ended, and with its servers what older ones may have left open on them."""
+        left = []
+        if self._run is not None:
+            run = self._run
+            run.interrupt(why)
+            await run.over.wait()
+            left.append(run.open)
+        left += self._unfinished
+        self._unfinished.clear()
+
+        async def clear_up() -> None:
+            for each in left:
+                await each.discard()
+
+        return clear_up
 
     async def _end_unfinished(self, life: Life) -> None:
         """Checkpoints that were cancelled half-way, or that a server did not hear the end of, are over on every server
@@ -264,6 +336,7 @@ class Coordinator:
             for problem in problems:
                 log.warning("%s: not resumed: %s", unfinished.checkpoint_id, problem)
             if not problems:
+                await unfinished.discard()
                 self._unfinished.remove(unfinished)
 
         async with trio.open_nursery() as nursery:

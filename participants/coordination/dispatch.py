@@ -16,7 +16,7 @@ import httpx
 import trio
 from attrs import evolve, frozen
 
-from statecore.errors import WireError, WireErrors
+from statecore.errors import StatecoreError, WireError, WireErrors
 from statecore.wire import digest, encode, exact, parse
 
 from ..identity import EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER, EpisodeId
@@ -24,7 +24,7 @@ from ..machines.handoff import AcceptResult
 from ..net.replies import Verdict, read_reply
 from ..records.records import Json, Receipt
 from .ledger import Ledger, Rollout
-from .life import Life, log
+from .life import Life, Serving, log
 from .outcomes import Batch, BatchReport
 from .trainer import Dispatch, Result, SavesResults
 
@@ -43,12 +43,24 @@ class Came(StrEnum):
 
 @frozen(kw_only=True)
 class Answer:
-    """One sending's outcome; `body` and `receipt` of a result, `why` of everything else."""
+    """One sending's outcome; `body` and `receipt` of a result, `why` of everything else.
+
+    `issued`: the server made the receipt, not we.
+    """
 
     came: Came
     why: str = ""
     body: Json = None
     receipt: Receipt | None = None
+    issued: bool = False
+
+    @property
+    def may_be_of_a_death(self) -> bool:
+        """Whether the death of a server may have made this end of an execution (I97, S65).
+
+        One of ours makes no result of it, and issues no receipt then. One of another make may have scored it.
+        """
+        return self.came is Came.NO_RESULT or (self.came is Came.RESULT and not self.issued)
 
 
 def read_run_reply(
@@ -81,7 +93,7 @@ def read_run_reply(
         return Answer(came=Came.NO_RESULT, why=f"the receipt is for {receipt.episode.key} of epoch {receipt.epoch}")
     if receipt.result_sha256 != sha256:
         return Answer(came=Came.NO_RESULT, why="the result does not match its receipt")
-    return Answer(came=Came.RESULT, body=body, receipt=receipt)
+    return Answer(came=Came.RESULT, body=body, receipt=receipt, issued=header is not None)
 
 
 def other_process(target: str, given_to: str, shown: str | None) -> str:
@@ -100,9 +112,9 @@ class Dispatcher:
     def __init__(self, life: Life) -> None:
         self._life = life
         self._places = trio.CapacityLimiter(life.settings.max_running)
-        self._handed_out: set[EpisodeId] = set()
-        self._running: set[EpisodeId] = set()
-        self._given_up: set[EpisodeId] = set()
+        self._handed_out: set[str] = set()
+        self._running: set[str] = set()
+        self._given_up: set[str] = set()
         self._acknowledging: set[str] = set()
 
     # --- registering: synchronous, so that no checkpoint falls in between (S40)
@@ -117,95 +129,126 @@ class Dispatcher:
         ledger, _ = self._life.ledger.registered(new_dispatches)
         waiting = tuple(
             each.episode
-            for each in ledger.rollouts.values()
-            if not (each.has_result or each.sent or each.episode in self._handed_out)
+            for rollout_id, each in ledger.rollouts.items()
+            if not (each.has_result or each.sent or rollout_id in self._handed_out)
         )
         self._life.note(ledger)
-        self._handed_out |= set(waiting)
+        self._handed_out |= {each.rollout_id for each in waiting}
         return Batch(waiting)
 
     # --- running
 
     async def run(self, batch: Batch) -> BatchReport:
-        """Every execution of `batch` has ended, with its result delivered or a reason why there is none.
+        """Every rollout of `batch` has ended, with its result delivered or a reason why there is none.
 
         ValueError for a batch that runs already, has run, or was never made here; one whose run was cancelled may be
-        run again. What the framework's `accept` raises comes out when all others have ended.
+        run again. What the framework's `accept` raises comes out when all others have ended. Raises what has stopped
+        this life, if that happens first.
         """
-        for episode in batch.episodes:
-            if episode not in self._handed_out or episode in self._running:
+        rollouts = {each.rollout_id: each for each in batch.episodes}
+        for rollout_id, episode in rollouts.items():
+            if rollout_id not in self._handed_out or rollout_id in self._running:
                 raise ValueError(f"{episode.key} is in a batch that was not made here or runs already")
-        self._running |= set(batch.episodes)
+        self._running |= set(rollouts)
         lost: dict[str, str] = {}
         errors: list[Exception] = []
-        ended = False
+        ended = stopped = False
+
+        async def run(rollout_id: str) -> None:
+            nonlocal stopped
+            one = self._go_on if rollout_id in self._given_up else self._run_one
+            try:
+                await one(rollout_id, lost, errors)
+            except StatecoreError as error:
+                if error is not self._life.why_stopped:
+                    raise
+                stopped = True
+                nursery.cancel_scope.cancel()
+
         try:
             async with trio.open_nursery() as nursery:
-                for episode in batch.episodes:
-                    run = self._go_on if episode in self._given_up else self._run_one
-                    nursery.start_soon(run, episode, lost, errors)
+                for rollout_id in rollouts:
+                    nursery.start_soon(run, rollout_id)
+            if stopped:
+                self._life.check_running()
             ended = True
         finally:
             if not ended:  # by its caller: the batch may be run again, and joins its executions
-                self._running -= set(batch.episodes)
-                self._given_up |= set(batch.episodes)
+                self._running -= set(rollouts)
+                self._given_up |= set(rollouts)
         if errors:
             raise ExceptionGroup("the framework refused results", errors)
         return BatchReport(delivered=len(batch) - len(lost), lost=lost)
 
-    async def _run_one(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
-        answer = await self._until_final(episode)
+    async def _run_one(self, rollout_id: str, lost: dict[str, str], errors: list[Exception]) -> None:
+        answer = await self._until_final(rollout_id)
         if answer.came is not Came.RESULT or answer.receipt is None:
-            log.warning("%s has no result: %s", episode.key, answer.why)
-            lost[episode.rollout_id] = answer.why
-            self._life.note(self._life.ledger.lost(episode.rollout_id, answer.why))
+            log.warning("%s has no result: %s", self._life.ledger[rollout_id].episode.key, answer.why)
+            lost[rollout_id] = answer.why
+            self._life.note(self._life.ledger.lost(rollout_id, answer.why))
             return
         try:
             await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
-            if not self._life.ledger[episode.rollout_id].has_result:  # no checkpoint waits for it in this life (I69)
+            if not self._life.ledger[rollout_id].has_result:  # no checkpoint waits for it in this life (I69)
                 why = f"its result came and could not be saved: {type(error).__name__}: {error}"
-                self._life.note(self._life.ledger.lost(episode.rollout_id, why))
+                self._life.note(self._life.ledger.lost(rollout_id, why))
 
-    async def _go_on(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
-        """As `_run_one`, for an execution whose run was given up: at any moment of it."""
-        known = self._life.ledger[episode.rollout_id]
+    async def _go_on(self, rollout_id: str, lost: dict[str, str], errors: list[Exception]) -> None:
+        """As `_run_one`, for a rollout whose run was given up: at any moment of it."""
+        known = self._life.ledger[rollout_id]
         if known.ended:
-            lost[episode.rollout_id] = known.ended
+            lost[rollout_id] = known.ended
         elif known.has_result:
             try:
                 await self._hand_over_once(known)
             except Exception as error:  # as above
                 errors.append(error)
         else:
-            await self._run_one(episode, lost, errors)
+            await self._run_one(rollout_id, lost, errors)
 
-    async def _until_final(self, episode: EpisodeId) -> Answer:
-        """The answer to an execution, however often it has to be sent."""
-        patience = _Patience(self._life)
+    async def _until_final(self, rollout_id: str) -> Answer:
+        """The answer to a rollout, however often it has to be sent, and under how many attempts.
+
+        Nothing is awaited between this answer and its entry in the ledger: no restart falls in between.
+        """
+        life = self._life
+        serving, patience = life.serving, _Patience(life)
         async with self._places:
             while True:
-                await self._life.door.wait()
-                self._life.check_running()
-                if not self._life.door.is_open:
+                await life.up.wait()
+                await life.door.wait()
+                life.check_running()
+                if not (life.up.is_open and life.door.is_open):
                     continue
-                self._life.note(self._life.ledger.dispatched([episode.rollout_id]))
-                answer = await self._ask(self._life.ledger[episode.rollout_id], patience)
+                if serving.over:
+                    serving, patience = life.serving, _Patience(life)
+                life.note(life.ledger.dispatched([rollout_id]))
+                answer = await self._ask(life.ledger[rollout_id], patience, serving)
+                if not await self._counts(answer, serving):
+                    continue  # its servers are gone: it goes on under the attempt that a restart gives it
                 if answer.came is not Came.TURNED_AWAY:
                     return answer
-                self._life.note(self._life.ledger.turned_away(episode.rollout_id))
-                if not await patience.wait_for_opening():
+                life.note(life.ledger.turned_away(rollout_id))
+                if not await patience.wait_for_opening() and not serving.over:
                     return evolve(answer, came=Came.NO_RESULT, why=f"turned away until now: {answer.why}")
 
-    async def _ask(self, rollout: Rollout, patience: _Patience) -> Answer:
+    async def _counts(self, answer: Answer, serving: Serving) -> bool:
+        """Whether this is the end of an execution, and not of its servers: then all of those are over, or soon are."""
+        if answer.may_be_of_a_death and not serving.over and not await self._life.detector.vouch():
+            await serving.ended()
+        return not serving.over
+
+    async def _ask(self, rollout: Rollout, patience: _Patience, serving: Serving) -> Answer:
         """The answer to an execution that was not turned away; connections that break are asked again (S33)."""
-        while True:
-            answer = await self._send(rollout)
-            if answer.came is not Came.NO_ANSWER:
-                return answer
-            if not await patience.wait():
-                return evolve(answer, came=Came.NO_RESULT, why=f"participant lost: {answer.why}")
+        answer = Answer(came=Came.NO_ANSWER, why="its servers are gone")
+        with serving.call():
+            while (answer := await self._send(rollout)).came is Came.NO_ANSWER:
+                self._life.detector.suspect()
+                if not await patience.wait():
+                    return evolve(answer, came=Came.NO_RESULT, why=f"participant lost: {answer.why}")
+        return answer
 
     async def _send(self, rollout: Rollout) -> Answer:
         life, episode = self._life, rollout.episode
@@ -237,6 +280,7 @@ class Dispatcher:
 
     def _other_process(self, target: str, headers: httpx.Headers) -> str:
         shown = headers.get(INCARNATION_HEADER)
+        self._life.detector.heard(target, shown)
         members = (member for member in self._life.deployment.members if member.name == target)
         return next((other_process(target, member.incarnation, shown) for member in members), "")
 

@@ -218,6 +218,20 @@ class Ledger:
             for rollout_id, each in self.rollouts.items()
         )
 
+    def live_rows(self) -> tuple[LedgerRow, ...]:
+        """As `ledger_rows`, while the coordinator lives: what has arrived and has no copy elsewhere is *received*."""
+        return tuple(
+            row if row.receipt is None or self.is_saved(row.rollout_id) else evolve(row, status=LedgerStatus.RECEIVED)
+            for row in self.ledger_rows()
+        )
+
+    # --- a restart of the servers
+
+    def restarted(self, verdicts: Iterable[Verdict]) -> Ledger:
+        """Who has no result waits under its next attempt; what was registered after these were decided is as it was."""
+        decided = {each.rollout_id: each for each in verdicts if each.next_attempt is not None}
+        return self._with(decided, lambda each: _waiting(each, decided[each.dispatch.rollout_id]))
+
     # --- results
 
     def received(self, receipt: Receipt, body: Json) -> tuple[Ledger, Effects]:
@@ -226,6 +240,8 @@ class Ledger:
         entry, effects = LEDGER_ENTRY.step(rollout.entry, Received(receipt.header))
         if rollout.has_result:
             return self._put(evolve(rollout, entry=entry)), effects
+        if receipt.attempt < rollout.attempt:  # it came before its servers were restarted, and was being saved since
+            rollout = rollout.after(Dispatched())
         completed = _released(rollout).after(Completed())
         return self._put(evolve(completed, entry=entry, receipt=receipt, body=body, ended="")), effects
 
@@ -324,10 +340,7 @@ def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerR
     dispatch = Dispatch(row.rollout_id, row.task, row.target, row.group, row.data_position)
     rollout = Rollout(dispatch=dispatch, digest=row.task_digest, attempt=verdict.attempt)
     if verdict.next_attempt is not None:
-        waiting = evolve(rollout, attempt=verdict.next_attempt)
-        if verdict.disposition is Disposition.CONTINUE:
-            return evolve(waiting.after(Restored()), restored=True)
-        return waiting
+        return _waiting(rollout, verdict)
     held = results[row.rollout_id]
     assert held.receipt is not None
     entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
@@ -335,3 +348,14 @@ def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerR
         entry, _ = LEDGER_ENTRY.step(entry, Saved())
     completed = rollout.after(Dispatched(), Completed())
     return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)
+
+
+def _waiting(rollout: Rollout, verdict: Verdict) -> Rollout:
+    """The rollout under its next attempt, which is not dispatched; nothing but why it ended before is kept."""
+    assert verdict.next_attempt is not None
+    waiting = Rollout(
+        dispatch=rollout.dispatch, digest=rollout.digest, attempt=verdict.next_attempt, ended=rollout.ended
+    )
+    if verdict.disposition is Disposition.CONTINUE:
+        return evolve(waiting.after(Restored()), restored=True)
+    return waiting

@@ -8,7 +8,8 @@ of the ledger and the end of its save (I84); acknowledging is decided by what is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -27,6 +28,7 @@ from ..records.manifests import CheckpointId
 from ..records.records import Receipt
 from ..settings import Seams
 from .deployment import Deployment, Member
+from .failure_detector import FailureDetector
 from .housekeeping import Housekeeping
 from .ledger import Ledger
 from .trainer import Trainer
@@ -43,6 +45,9 @@ class CoordinatorSettings:
     `settle_share`: which part of the time left to a checkpoint may be spent on waiting for results that are on their
     way. `run_patience_s`: how long a `/run` is sent again without getting anywhere, outside of checkpoints; longer than
     the servers' lease grace. `loud_after`: so many failed checkpoints in a row are reported as an error.
+    `probe_every_s`: how often each participant is asked whether it lives; after `probe_misses` such periods without an
+    answer it is dead. `restart_tries`: how often a restart of the servers is tried, `restart_delay_s` apart. After
+    `restart_limit` restarts in a row, with no result and no checkpoint in between, the job is given up.
     `fall_back`: when the newest checkpoint is damaged, the one before it is taken; off, the start is refused.
     `keep_checkpoints`: how many of its own chain are kept, at least two; None keeps all of them.
     """
@@ -62,6 +67,11 @@ class CoordinatorSettings:
     max_result_bytes: int = field(default=256 << 20, validator=validators.ge(1))
     retire_batch: int = field(default=500, validator=validators.ge(1))
     loud_after: int = field(default=3, validator=validators.ge(1))
+    probe_every_s: float = field(default=10.0, validator=validators.gt(0))
+    probe_misses: int = field(default=3, validator=validators.ge(1))
+    restart_tries: int = field(default=3, validator=validators.ge(1))
+    restart_limit: int = field(default=10, validator=validators.ge(1))
+    restart_delay_s: float = field(default=1.0, validator=validators.ge(0))
     fall_back: bool = field(default=True, validator=validators.instance_of(bool))
     keep_checkpoints: int | None = field(
         default=None, validator=validators.optional(validators.and_(validators.instance_of(int), validators.ge(2)))
@@ -92,9 +102,45 @@ class Door:
         await self._opened.wait()
 
 
+class Serving:
+    """The time of one deployment: from the opening of its servers until all of them are stopped."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._calls: set[trio.CancelScope] = set()
+        self._ended = trio.Event()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """What is awaited inside is given up when the time is over."""
+        with trio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                if self.over:
+                    scope.cancel()
+                yield
+            finally:
+                self._calls.discard(scope)
+
+    def end(self) -> None:
+        """From now on nothing that its servers say counts, also if it was said before."""
+        self.over = True
+        self._ended.set()
+        for scope in tuple(self._calls):
+            scope.cancel()
+
+    async def ended(self) -> None:
+        """Returns when it is over."""
+        await self._ended.wait()
+
+
 @define(eq=False)
 class Life:
-    """What the tasks of one coordinator share. `ledger` is replaced as a whole, through `note`."""
+    """What the tasks of one coordinator share. `ledger` is replaced as a whole, through `note`.
+
+    `epoch`, `deployment`, `detector` and `serving` change with each restart of the servers; `up` is closed while there
+    are none. `published` is the newest checkpoint of this life.
+    """
 
     epoch: int
     store: Store
@@ -106,9 +152,14 @@ class Life:
     deployment: Deployment = field(factory=lambda: Deployment({}, ()))
     ledger: Ledger = field(factory=Ledger)
     door: Door = field(factory=Door)
+    up: Door = field(factory=Door)
+    serving: Serving = field(factory=Serving)
+    detector: FailureDetector = field(init=False)
+    stopped: trio.Event = field(factory=trio.Event)
     hooks: trio.Lock = field(factory=trio.Lock)
     housekeeping: Housekeeping = field(factory=Housekeeping)
-    _stopped: StatecoreError | None = None
+    why_stopped: StatecoreError | None = None
+    published: str = ""
     _sequence: int = 0
     _changed: trio.Event = field(factory=trio.Event)
     _no_results: set[str] = field(factory=set)
@@ -125,13 +176,28 @@ class Life:
 
     def stop(self, why: StatecoreError) -> None:
         """Nothing is dispatched or checkpointed any more; whoever tries, or waits to, gets `why`."""
-        self._stopped = why
+        self.why_stopped = why
+        self.stopped.set()
         self.door.open()
+        self.up.open()
 
     def check_running(self) -> None:
         """Raises why this life has stopped, if it has."""
-        if self._stopped is not None:
-            raise self._stopped
+        if self.why_stopped is not None:
+            raise self.why_stopped
+
+    def meet(self, deployment: Deployment, launcher: object = None) -> None:
+        """These are the servers from now on; nothing is known of what any before them kept."""
+        self.deployment = deployment
+        self.housekeeping = Housekeeping()
+        self._no_results.clear()
+        self.detector = FailureDetector(
+            deployment.members,
+            every_s=self.settings.probe_every_s,
+            misses=self.settings.probe_misses,
+            launcher=launcher,
+            record=self.record,
+        )
 
     def note(self, ledger: Ledger) -> None:
         """The ledger is `ledger` now, and whoever waits for a change of it looks again."""

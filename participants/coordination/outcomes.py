@@ -28,6 +28,13 @@ class Overtaken(CoordinatorError):
     """Another coordinator has claimed the root: this one has stopped, and acknowledged and resumed nothing (I98)."""
 
 
+class RestartFailed(CoordinatorError):
+    """A server died and the servers could not be started anew: all are stopped, and this coordinator is over.
+
+    What is published is whole; a new coordinator goes on from it.
+    """
+
+
 @frozen(kw_only=True)
 class Blocker:
     """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say.
@@ -164,6 +171,37 @@ class Damaged:
             told = ", ".join(self.results[:RESULTS_TOLD]) + (f" and {more} more" if more > 0 else "")
             lost = f"it alone holds the results of {told}, which run again"
         return f"{self.checkpoint_id} is damaged and nothing of it is used: {self.problem}; {lost}"
+
+
+@frozen(kw_only=True)
+class Restarted:
+    """All servers were started anew, since one had died, and the coordinator and its trainer lived on.
+
+    `reason` says who had died and how; `epoch` is the new one; `checkpoint_id` what was restored, None where there was
+    no checkpoint; `verdicts` are about every rollout that the coordinator knows; `restore_failed` is why all of them
+    start fresh, or ""; `tries` how many starts it took, `seconds` how long nothing ran.
+    """
+
+    reason: str
+    epoch: int
+    checkpoint_id: str | None
+    verdicts: tuple[Verdict, ...] = ()
+    restore_failed: str = ""
+    tries: int = 1
+    seconds: float = 0.0
+
+    def count(self, disposition: Disposition) -> int:
+        """How many rollouts have this verdict."""
+        return sum(each.disposition is disposition for each in self.verdicts)
+
+    def story(self) -> str:
+        """One line."""
+        shown = [Disposition.CONTINUE, Disposition.COMPLETED, Disposition.FRESH]
+        told = ", ".join(f"{self.count(each)} {each}" for each in shown)
+        base = "without a checkpoint" if self.checkpoint_id is None else f"from {self.checkpoint_id}"
+        failed = f" (restore failed: {self.restore_failed})" if self.restore_failed else ""
+        tries = f" at try {self.tries}" if self.tries > 1 else ""
+        return f"epoch {self.epoch} {base}{tries}: {told}{failed}, {self.seconds:.1f} s ({self.reason})"
 
 
 @frozen(kw_only=True)

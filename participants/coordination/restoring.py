@@ -51,6 +51,11 @@ async def claim_and_choose(store: Store, seams: Seams, *, fall_back: bool = True
     return await on_disk(seams.disk, partial(_claim_and_choose, store, fall_back))
 
 
+async def choose(store: Store, seams: Seams, epoch: int, *, fall_back: bool = True) -> Begun:
+    """The base of a claim that is made is recorded. Raises as `claim_and_choose`."""
+    return await on_disk(seams.disk, partial(_choose, store, epoch, fall_back))
+
+
 def _claim_and_choose(store: Store, fall_back: bool) -> Begun:
     return _choose(store, store.claim(), fall_back)
 

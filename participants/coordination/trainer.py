@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -20,7 +20,20 @@ from ..identity import EpisodeId
 from ..records._fields import is_rollout_id, is_text, is_text_or_none
 from ..records.records import Disposition, Json, Receipt
 
-__all__ = ["Dispatch", "Disposition", "HasPolicyVersion", "Json", "Receipt", "Result", "SavesResults", "Trainer"]
+if TYPE_CHECKING:
+    from .outcomes import Restarted
+
+__all__ = [
+    "Dispatch",
+    "Disposition",
+    "HasPolicyVersion",
+    "HearsOfRestarts",
+    "Json",
+    "Receipt",
+    "Result",
+    "SavesResults",
+    "Trainer",
+]
 
 
 @frozen
@@ -103,3 +116,14 @@ class HasPolicyVersion(Protocol):
     @property
     def policy_version(self) -> tuple[int, int] | None:
         """(trainer life, step): names one set of weights for ever (I89)."""
+
+
+@runtime_checkable
+class HearsOfRestarts(Protocol):
+    """The optional hook of a framework that wants to know when its servers were started anew within a life.
+
+    Nothing is asked of it: its state does not roll back, and the batches that it runs go on.
+    """
+
+    async def restarted(self, report: Restarted) -> None:
+        """The servers are open again. What it raises is logged and changes nothing."""

@@ -9,7 +9,8 @@ acknowledged or resumed (S62), and nothing fails any more, it only goes on (S3).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -35,33 +36,52 @@ NOT_ABORTABLE: Final = frozenset(
     {tx.TransactionState.PUBLISHED, tx.TransactionState.RESUMING, tx.TransactionState.ABORTING}
 )
 
+NOT_CUT_SHORT: Final = frozenset({tx.ReadClaims})
+"""What is owed also when the servers are gone: it asks none of them."""
+ONCE_CUT_SHORT: Final[Mapping[type, tuple[object, ...]]] = {
+    tx.AcknowledgeResults: (),
+    tx.ResumeServers: (),
+    tx.ThawDispatch: (tx.ServersResumed(),),
+}
+"""What has happened once these were cut short: nobody is there any more to be asked."""
+
 Effect = Any
 Event = Any
 
 
 @frozen
 class Open:
-    """A checkpoint that may still be open on servers: its id, and who was contacted for it."""
+    """A checkpoint that may still be open on servers: its id, and who was contacted for it.
+
+    `discard` removes what was written of it and not published, once none of them writes any more.
+    """
 
     checkpoint_id: str
     contacted: tuple[Member, ...]
+    discard: Callable[[], Awaitable[None]]
 
 
 @define(eq=False)
 class CheckpointRun:
-    """One checkpoint of one life; `run` it once. `timeout_s` bounds everything up to its publication."""
+    """One checkpoint of one life; `run` it once. `timeout_s` bounds everything up to its publication.
+
+    `over` is set by whoever runs it, when it has come to its end in whatever way.
+    """
 
     life: Life
     checkpoint_id: CheckpointId
     timeout_s: float
     phases: Phases = field(init=False)
     machine: Any = field(init=False, factory=tx.TRANSACTION.start)
+    over: trio.Event = field(init=False, factory=trio.Event)
     _began: float = field(init=False)
     _unresumed: tuple[str, ...] = field(init=False, default=())
     _publication: Publication | None = field(init=False, default=None)
     _notes: tuple[str, ...] = field(init=False, default=())
     _failure: StageFailed | None = field(init=False, default=None)
     _failed_in: str = field(init=False, default="")
+    _interrupted: str = field(init=False, default="")
+    _scope: trio.CancelScope | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._began = trio.current_time()
@@ -89,7 +109,7 @@ class CheckpointRun:
     @property
     def open(self) -> Open:
         """Whom to resume if `run` did not come to its end."""
-        return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()))
+        return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()), self.phases.discard)
 
     # --- the machine
 
@@ -115,6 +135,26 @@ class CheckpointRun:
         self._failure, self._failed_in = failure, str(self.machine.state)
         return self._step(tx.Failed(failure.reason))
 
+    def interrupt(self, why: str) -> None:
+        """The servers are gone or will be: what can be aborted is, and nobody is waited for any more."""
+        self._interrupted = self._interrupted or why
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def while_servers_are_there(self, work: Callable[[], Awaitable[Any]]) -> None:
+        """`work` is done, or the servers are gone."""
+        with self._interruptible():
+            await work()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[trio.CancelScope]:
+        """What is awaited inside is given up when the servers are gone."""
+        with trio.CancelScope() as self._scope:
+            if self._interrupted:
+                self._scope.cancel()
+            yield self._scope
+        self._scope = None
+
     async def _perform(self, effect: Effect) -> Iterable[Event]:
         performers: dict[type, Callable[[], Awaitable[Iterable[Event]]]] = {
             tx.FreezeDispatch: partial(self._timed, "freeze", self._freeze),
@@ -128,7 +168,14 @@ class CheckpointRun:
             tx.ResumeServers: partial(self._timed, "resume", self._resume),
             tx.ThawDispatch: self._thaw,
         }
-        return await performers[type(effect)]()
+        if type(effect) in NOT_CUT_SHORT:
+            return await performers[type(effect)]()
+        done: list[Iterable[Event]] = []
+        with self._interruptible():
+            done.append(await performers[type(effect)]())
+        if not done and type(effect) not in ONCE_CUT_SHORT:
+            raise StageFailed(self._interrupted)
+        return done[0] if done else ONCE_CUT_SHORT[type(effect)]
 
     async def _timed(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
         began = trio.current_time()
@@ -166,7 +213,8 @@ class CheckpointRun:
         for member in self.life.deployment.members:
             self._step(tx.ProofGiven(member.name, member.control.seen_incarnation or "", phases[member.name]))
         tx.TRANSACTION.step(self.machine, tx.DirectoryPublished())  # refused without every proof: nothing is renamed
-        self._publication = await self._timed("publish", self.phases.publish)
+        with trio.CancelScope(shield=True):  # once it has begun, whoever interrupts it knows how it ended
+            self._publication = await self._timed("publish", self.phases.publish)
         return [tx.DirectoryPublished()]
 
     async def _read_claims(self) -> Iterable[Event]:
@@ -183,6 +231,7 @@ class CheckpointRun:
 
     async def _acknowledge(self) -> Iterable[Event]:
         """What was published is saved, that and nothing later; its results are released."""
+        self.life.published = str(self.checkpoint_id)
         ledger = self.life.ledger.saved(self.phases.reading.finished)
         self.life.note(ledger.contained(self.phases.consumed))
         self._notes = await self.life.acknowledge()
@@ -195,7 +244,7 @@ class CheckpointRun:
         self._unresumed = await resume_all(self.phases.contacted.values(), str(self.checkpoint_id), deadline_ts)
         for problem in self._unresumed:
             log.warning("%s: not resumed, it reopens by its lease: %s", self.checkpoint_id, problem)
-        if self.machine.state is tx.TransactionState.ABORTING and not self._unresumed:
+        if self.machine.state is tx.TransactionState.ABORTING and not self._unresumed and not self._interrupted:
             await self.phases.discard()  # after resume no server writes below it any more (I48)
         return []
 
@@ -204,7 +253,7 @@ class CheckpointRun:
         self.life.door.open()
         if self.machine.state is not tx.TransactionState.RESUMING:
             return [tx.Aborted()]
-        if not self._unresumed:
+        if not self._unresumed and not self._interrupted:
             await self.life.tidy(str(self.checkpoint_id))
         self._notes += await delete_what_is_old(self.life, self.checkpoint_id)
         return [tx.ServersResumed()]

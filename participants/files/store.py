@@ -59,6 +59,10 @@ class PublicationInDoubt(StoreError):
     """
 
 
+class EpochTaken(StoreError):
+    """Another coordinator has claimed the root: this one is overtaken, and claims nothing more."""
+
+
 @frozen
 class Publication:
     """A checkpoint that is in force. `latest_problem` says why `LATEST` lags, None if it does not."""
@@ -116,13 +120,30 @@ class Store:
             make_dirs(self._disk, self.root)
             epoch = chain.next_epoch(self._epochs())
             for _ in range(MAX_CLAIM_TRIES):
-                claim = encode_manifest({"epoch": epoch, "claimed_ts": self._clock.time()})
                 with suppress(FileExistsError):
-                    write_once(self._disk, self.root / claim_name(epoch), [claim], self._entropy)
-                    self._disk.fsync_dir(self.root)
+                    self._write_claim(epoch)
                     return epoch
                 epoch = chain.next_epoch([epoch])
         raise StoreError(f"{self.root}: lost the race for an epoch {MAX_CLAIM_TRIES} times")
+
+    def claim_after(self, epoch: int) -> int:
+        """The claim right after `epoch`, made durable by the owner of that one, for another start of its servers.
+
+        Raises EpochTaken when somebody has claimed since; then nothing is claimed, since that would overtake them.
+        """
+        with _store_errors(self.root):
+            if later := chain.overtaken_by(epoch, self._epochs()):
+                raise EpochTaken(f"{self.root}: epoch {later[0]} is claimed by somebody else")
+            try:
+                self._write_claim(epoch + 1)
+            except FileExistsError as error:
+                raise EpochTaken(f"{self.root}: epoch {epoch + 1} is claimed by somebody else") from error
+        return epoch + 1
+
+    def _write_claim(self, epoch: int) -> None:
+        claim = encode_manifest({"epoch": epoch, "claimed_ts": self._clock.time()})
+        write_once(self._disk, self.root / claim_name(epoch), [claim], self._entropy)
+        self._disk.fsync_dir(self.root)
 
     def claims(self) -> dict[int, Claim]:
         """Every claim as it is on the disk now. A damaged base file is an error: the chain is never guessed."""

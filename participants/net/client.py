@@ -9,7 +9,7 @@ deadline (I18). A 5xx that is not ours is a transport error (section 7). anyio: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.cookiejar import CookieJar
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ class ControlError(StatecoreError):
         server: str = "",
         verb: str = "",
         tries: int = 1,
+        incarnation: str | None = None,
     ) -> None:
         super().__init__(status, code, detail, transport, server, verb, tries)
         self.status = status
@@ -74,11 +75,21 @@ class ControlError(StatecoreError):
         self.server = server
         self.verb = verb
         self.tries = tries
+        self.incarnation = incarnation
 
     @classmethod
     def of(cls, answer: Answer, *, server: str, verb: str, tries: int = 1) -> ControlError:
         """The error that an answer is for whoever called `verb` of `server`."""
-        return cls(answer.status, answer.code, answer.detail, answer.transport, server=server, verb=verb, tries=tries)
+        return cls(
+            answer.status,
+            answer.code,
+            answer.detail,
+            answer.transport,
+            server=server,
+            verb=verb,
+            tries=tries,
+            incarnation=answer.incarnation,
+        )
 
     def __str__(self) -> str:
         status = "no HTTP answer" if self.status is None else f"HTTP {self.status}"
@@ -142,6 +153,7 @@ class ControlClient:
     `client` serves control calls only. The server's `incarnation` is the one that is given, or the first that a reply
     shows; every later call but GET status and capabilities is meant for it, and a fresh process refuses it (S59). What
     the newest reply showed is in `seen_incarnation`, `server_epoch` and `server_ts`; `adopt` turns to the successor.
+    `on_answer`, if it is set, gets what came of every sending.
     """
 
     def __init__(
@@ -167,6 +179,7 @@ class ControlClient:
         self.seen_incarnation: str | None = None
         self.server_epoch: int | None = None
         self.server_ts: float | None = None
+        self.on_answer: Callable[[Answer], None] | None = None
         self.clock_offset_s: float | None = None  # as the newest reply showed it: the server's clock is so far ahead
         self._client = client
         self._token = token
@@ -296,6 +309,8 @@ class ControlClient:
         if answer.server_ts is not None:
             self.server_ts = answer.server_ts
             self.clock_offset_s = answer.server_ts - self._clock.time()
+        if self.on_answer is not None:
+            self.on_answer(answer)
 
 
 @frozen

@@ -1,0 +1,238 @@
+"""Keeps the servers of a life serving: one dies, and all of them are started anew under a new claim. trio.
+
+Rules (docs/reference/protocol.md sections 7 and 11): the unit of recovery is the deployment, so all servers stop and
+start together; the table `DEPLOYMENT` says what is owed, this shell performs it. A coordinator that was overtaken
+claims nothing any more; what servers have said counts for nothing once they are stopped (I97); the newest checkpoint of
+the chain is restored with the live ledger in force. A restart that fails is tried again, and then all is stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from statecore import Snapshot
+from statecore.errors import StatecoreError
+from statecore.seams import on_disk
+
+from ..files.store import EpochTaken
+from ..machines import deployment as dp
+from ..records.records import Disposition
+from ..serving.launcher import Launcher
+from .deployment import Deployment
+from .failure_detector import Death
+from .life import Life, Serving, log
+from .outcomes import Overtaken, Restarted, RestartFailed
+from .recovery import CheckpointRejected
+from .restart_plan import above, plan_restart
+from .restoring import Begun, choose, restore
+from .trainer import HearsOfRestarts
+
+Discover = Callable[[Mapping[str, str], int], Awaitable[Deployment]]
+Interrupt = Callable[[str], Awaitable[Callable[[], Awaitable[None]]]]
+"""Ends the checkpoint under way; what it returns removes what is left of it, once no server runs any more."""
+
+
+@define(eq=False)
+class Supervisor:
+    """Of one life, from its recovery on. `restarts` says what was restarted so far."""
+
+    life: Life
+    launcher: Launcher
+    discover: Discover
+    interrupt: Interrupt
+    restarts: list[Restarted] = field(factory=list)
+    _machine: Snapshot[dp.DeploymentState, dp.Restart] = field(init=False)
+    _began: float = field(init=False, default=0.0)
+    _died_of: str = field(init=False, default="")
+    _clear_up: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
+    _begun: Begun | None = field(init=False, default=None)
+    _done: tuple[int, str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        settings = self.life.settings
+        restart = dp.Restart(self.life.epoch, settings.restart_tries, settings.restart_limit)
+        self._machine, self._done = dp.DEPLOYMENT.start(restart), self._so_far()
+
+    def _so_far(self) -> tuple[int, str]:
+        """What this life has brought about."""
+        return len(self.life.ledger.finished), self.life.published
+
+    async def run(self) -> None:
+        """Returns when the life has stopped: since it was overtaken, or since its servers cannot be brought back."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_stopped, nursery.cancel_scope)
+            try:
+                while self.life.why_stopped is None:
+                    await self._restart(await self.life.detector.watch())
+            finally:
+                self.life.detector.close()
+                if self.life.detector.death is not None:
+                    self.life.serving.end()
+
+    async def _until_stopped(self, everything: trio.CancelScope) -> None:
+        await self.life.stopped.wait()
+        everything.cancel()
+
+    async def _restart(self, death: Death) -> None:
+        """The servers are there again, or the life has stopped."""
+        self._began, self._died_of = trio.current_time(), str(death)
+        log.error("%s; all servers are started anew", death)
+        if self._done != (done := self._so_far()):
+            self._done = done
+            self._step(dp.Progressed())
+        owed: deque[Any] = deque(self._step(dp.ServerDied(str(death))))
+        while owed:
+            try:
+                events = await self._perform(owed.popleft())
+            except Exception as error:
+                owed = deque(self._fail(error))
+            else:
+                for event in events:
+                    owed.extend(self._step(event))
+
+    def _fail(self, error: Exception) -> tuple[Any, ...]:
+        hopeless = isinstance(error, (Overtaken, CheckpointRejected))
+        foreseen = isinstance(error, StatecoreError)
+        log.error("the servers are not back: %s: %s", type(error).__name__, error, exc_info=not foreseen)
+        if isinstance(error, Overtaken):
+            self.life.stop(error)
+        return self._step(dp.StepFailed(f"{type(error).__name__}: {error}", hopeless))
+
+    def _step(self, event: object) -> tuple[Any, ...]:
+        before = self._machine
+        self._machine, effects = dp.DEPLOYMENT.step(before, event)
+        self.life.record("deployment", before.state, event, self._machine.state)
+        return effects
+
+    # --- one performer for each effect; what it returns are the events that happened
+
+    async def _perform(self, effect: Any) -> list[object]:
+        performers: dict[type, Callable[[Any], Awaitable[list[object]]]] = {
+            dp.StopDispatch: self._stop_dispatch,
+            dp.StopServers: self._stop_servers,
+            dp.ClaimEpoch: self._claim,
+            dp.StartServers: self._start,
+            dp.RestoreState: self._restore,
+            dp.OpenDispatch: self._open,
+            dp.GiveUp: self._give_up,
+        }
+        return await performers[type(effect)](effect)
+
+    async def _stop_dispatch(self, effect: dp.StopDispatch) -> list[object]:
+        self.life.up.close()
+        self._clear_up = await self.interrupt(effect.reason)
+        return []
+
+    async def _stop_servers(self, _effect: dp.StopServers) -> list[object]:
+        with trio.fail_after(self.life.settings.stop_timeout_s):
+            await self.launcher.stop()
+        self.life.serving.end()
+        if self._clear_up is not None:
+            await self._clear_up()
+            self._clear_up = None
+        return [dp.ServersStopped()]
+
+    async def _claim(self, effect: dp.ClaimEpoch) -> list[object]:
+        if self._machine.data.failed or self._machine.data.futile > 1:
+            await trio.sleep(self.life.settings.restart_delay_s)
+        store = self.life.store
+        try:
+            epoch = await self.life.disk(partial(store.claim_after, effect.after))
+        except EpochTaken as error:
+            raise Overtaken(f"{error}; this coordinator has stopped, and restarted nothing") from error
+        return [dp.EpochClaimed(epoch)]
+
+    async def _start(self, effect: dp.StartServers) -> list[object]:
+        life = self.life
+        self._begun = await choose(life.store, life.seams, effect.epoch, fall_back=life.settings.fall_back)
+        life.epoch = effect.epoch
+        urls = await self.launcher.start(effect.epoch)
+        life.meet(await self.discover(urls, effect.epoch), self.launcher)
+        return [dp.ServersStarted()]
+
+    async def _restore(self, _effect: dp.RestoreState) -> list[object]:
+        """Restored while every server lives; a death meanwhile ends it."""
+        deaths: list[Death] = []
+        report: Restarted | None = None
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                deaths.append(await self.life.detector.watch())
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                report = await self._restored()
+            except Exception as error:  # raised below, where no nursery wraps it into a group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if deaths:
+            return [dp.ServerDied(str(deaths[0]))]
+        if failure is not None:
+            raise failure
+        assert report is not None
+        self.restarts.append(report)
+        return [dp.StateRestored()]
+
+    async def _restored(self) -> Restarted:
+        life, begun = self.life, self._begun
+        assert begun is not None
+        checkpoint = begun.checkpoint
+        async with life.hooks:  # the trainer is asked between two results, as always
+            consumed = frozenset(await life.trainer.consumed())
+            ledger = life.ledger
+        present, sharing = life.deployment.servers, life.deployment.sharing
+        plan = await on_disk(
+            life.seams.disk,
+            partial(plan_restart, checkpoint, ledger, consumed=consumed, present=present, sharing=sharing),
+        )
+        failed = await restore(life, checkpoint, plan)
+        verdicts = plan.verdicts
+        if failed:
+            verdicts = above((each.restarted(failed) for each in verdicts), ledger)
+        life.note(life.ledger.restarted(verdicts))
+        return Restarted(
+            reason=self._died_of,
+            epoch=life.epoch,
+            checkpoint_id=None if checkpoint is None else checkpoint.manifest.checkpoint_id,
+            verdicts=verdicts,
+            restore_failed=failed,
+            tries=self._machine.data.failed + 1,
+            seconds=trio.current_time() - self._began,
+        )
+
+    async def _open(self, _effect: dp.OpenDispatch) -> list[object]:
+        self.life.serving = Serving()
+        self.life.up.open()
+        report = self.restarts[-1]
+        log.warning("restarted: %s", report.story())
+        for verdict in report.verdicts:
+            if verdict.disposition is Disposition.FRESH:
+                log.info("%s starts over: %s", verdict.rollout_id, verdict.reason)
+        if isinstance(self.life.trainer, HearsOfRestarts):
+            async with self.life.hooks:
+                try:
+                    await self.life.trainer.restarted(report)
+                except Exception:
+                    log.exception("the framework's restarted() failed; the servers are open all the same")
+        return []
+
+    async def _give_up(self, effect: dp.GiveUp) -> list[object]:
+        tries = self._machine.data.failed
+        self.life.serving.end()
+        self.life.stop(
+            self.life.why_stopped
+            or RestartFailed(
+                f"{self._died_of}; the servers are not started anew ({tries} tries failed) and are stopped: "
+                f"{effect.reason}"
+            )
+        )
+        log.error("%s", self.life.why_stopped)
+        return []
