@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from participants import BlockingCoordinator, Closed, Disposition, Published, Result
+from participants import BlockingCoordinator, Closed, Coordinator, Disposition, Published, Result
 from participants.coordination import blocking, trainer
 from participants.coordination.ledger import KnownRollout
 from participants.coordination.outcomes import Aborted, Batch, BatchReport
@@ -394,11 +395,10 @@ def test_a_program_that_just_ends_is_not_kept_alive() -> None:
     assert (done.returncode, done.stdout) == (3, "running\n"), done.stderr
 
 
-def test_the_arguments_are_the_coordinator_s() -> None:
-    """Whatever a Coordinator is made with, its facade is made with as well."""
-    import inspect
-
-    from participants import Coordinator
-
+def test_it_is_a_coordinator_from_outside() -> None:
+    """It is made with whatever a Coordinator is made with, and has whatever that has."""
     mine, theirs = (list(inspect.signature(each).parameters) for each in (BlockingCoordinator, Coordinator))
     assert mine == theirs
+    public = {name for name in vars(Coordinator) if not name.startswith("_")}
+    assert {"recover", "runnable", "run_batch", "checkpoint"} <= public
+    assert public - set(vars(BlockingCoordinator)) == set()
