@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from participants import BlockingCoordinator, Closed, Disposition, Published, Result
+from participants import BlockingCoordinator, Closed, Coordinator, Dispatch, Disposition, Published, Result
 from participants.coordination import blocking, trainer
 from participants.coordination.ledger import KnownRollout
 from participants.coordination.outcomes import Aborted, Batch, BatchReport
@@ -45,8 +47,16 @@ def test_two_lives_from_a_plain_thread() -> None:
         batch = recovered.runnable(second.dispatches(2, "r1", "r2", "r3"))
         assert [each.key for each in batch.episodes] == ["r3"]
         assert job.run_batch(batch).delivered == 1
+        where: list[int] = []
+
+        def new() -> Iterator[Dispatch]:
+            where.append(threading.get_ident())
+            yield from second.dispatches(1, "r4")
+
+        assert job.run_batch(new()).delivered == 1
+        assert where == [threading.get_ident()], "the trainer's own code, in the trainer's own thread"
     assert second.trainer.accepted.items() >= first.trainer.accepted.items()
-    assert second.trainer.calls.count("accept") == 1
+    assert second.trainer.calls.count("accept") == 2
 
 
 def test_a_checkpoint_in_one_thread_while_a_batch_runs_in_another() -> None:
@@ -126,6 +136,29 @@ def test_a_save_that_is_too_slow_is_left_alone_and_the_next_hook_waits_for_it(ca
     assert "save failed after it was no longer waited for" in caplog.text
 
 
+@pytest.mark.trio
+async def test_a_hook_that_was_left_alone_keeps_the_next_one_waiting() -> None:
+    """One at a time, also when nobody waits for the first any more."""
+    threads, go_on = blocking._InThreads(abandon=True), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        awaited(go_on)
+        seen.append("first")
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(threads.call, "first", first)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.call, "second", seen.append, "second")
+        with trio.move_on_after(0.05):  # enough for one that does not wait
+            await trio.sleep_forever()
+        go_on.set()
+    assert seen == ["first", "second"]
+
+
 def test_errors_come_through_with_their_types() -> None:
     """What a coordinator raises, and what the trainer's own hook raised; a failed save is a value as ever."""
     life = ThreadedJob()
@@ -192,8 +225,7 @@ def test_leaving_the_block_does_not_wait_for_a_hook_that_hangs() -> None:
 
 def test_an_interrupted_caller_cancels_its_own_call_and_no_other() -> None:
     """After a KeyboardInterrupt the batch may be run again and goes on where it stands; another batch never noticed."""
-    life, main = ThreadedJob(), threading.main_thread().ident
-    assert main == threading.get_ident()
+    life, main = ThreadedJob(), threading.get_ident()
 
     def interrupt(call: str) -> None:
         if call == "env /run" and (life.seen.count(call)) == 2:
@@ -213,6 +245,30 @@ def test_an_interrupted_caller_cancels_its_own_call_and_no_other() -> None:
         life.allow("r2", 1)
         assert other.result().delivered == 1
     assert sorted(life.trainer.accepted) == ["r1", "r2"]
+
+
+def test_an_interrupted_caller_waits_until_its_call_has_ended() -> None:
+    """A launcher's start is not broken off: it is over when the caller goes on, and the servers are stopped at last."""
+    life, main, go_on, started = ThreadedJob(), threading.get_ident(), threading.Event(), list[int]()
+
+    class Slow:
+        def start(self, epoch: int) -> Mapping[str, str]:
+            signal.pthread_kill(main, signal.SIGINT)
+            awaited(go_on)
+            started.append(epoch)
+            return trio.from_thread.run(life.launcher.start, epoch)
+
+        def stop(self) -> None:
+            trio.from_thread.run(life.launcher.stop)
+
+    with life.coordinator(launcher=Slow()) as job:
+        later = threading.Timer(0.2, go_on.set)
+        later.start()
+        with pytest.raises(KeyboardInterrupt):
+            job.recover()
+        assert started == [1]
+        later.join()
+    assert life.launcher.stopped == 1
 
 
 def test_calls_that_would_hang_are_refused() -> None:
@@ -394,11 +450,10 @@ def test_a_program_that_just_ends_is_not_kept_alive() -> None:
     assert (done.returncode, done.stdout) == (3, "running\n"), done.stderr
 
 
-def test_the_arguments_are_the_coordinator_s() -> None:
-    """Whatever a Coordinator is made with, its facade is made with as well."""
-    import inspect
-
-    from participants import Coordinator
-
+def test_it_is_a_coordinator_from_outside() -> None:
+    """It is made with whatever a Coordinator is made with, and has whatever that has."""
     mine, theirs = (list(inspect.signature(each).parameters) for each in (BlockingCoordinator, Coordinator))
     assert mine == theirs
+    public = {name for name in vars(Coordinator) if not name.startswith("_")}
+    assert {"recover", "runnable", "run_batch", "checkpoint"} <= public
+    assert public - set(vars(BlockingCoordinator)) == set()

@@ -253,7 +253,7 @@ class _InThreads:
             except BaseException as error:
                 if left.is_set():
                     log.error("%s failed after it was no longer waited for", name, exc_info=error)
-                if isinstance(error, Exception):
+                if isinstance(error, Exception | trio.Cancelled):  # the latter where it called back into the loop
                     raise
                 raise RuntimeError(f"{name} raised {type(error).__name__}") from error
 
