@@ -98,20 +98,21 @@ class Scene:
             journal=journal,
         )
 
+    def store(self) -> Store:
+        """The checkpoints as a reader sees them."""
+        seams = self.world.seams
+        return Store(self.root, seams.disk, seams.entropy, seams.clock)
+
     async def held(self, checkpoint_id: str | None) -> Held:
         """What the checkpoint of that id has; it is read from the files, with every digest checked."""
         parsed = None if checkpoint_id is None else CheckpointId.parse(checkpoint_id)
         if parsed is None:
             return held_by(None)
-        seams = self.world.seams
-        store = Store(self.root, seams.disk, seams.entropy, seams.clock)
-        return held_by(await on_disk(seams.disk, store.read, parsed))
+        return held_by(await on_disk(self.world.seams.disk, self.store().read, parsed))
 
     async def in_force(self) -> str | None:
         """The checkpoint that a start made now goes on from, as the files say; None without one."""
-        seams = self.world.seams
-        store = Store(self.root, seams.disk, seams.entropy, seams.clock)
-        survey = await on_disk(seams.disk, store.survey)
+        survey = await on_disk(self.world.seams.disk, self.store().survey)
         return str(survey.candidates[0]) if survey.candidates else None
 
     async def watch(self) -> None:
