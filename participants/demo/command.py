@@ -53,14 +53,16 @@ def register(commands: Any) -> None:
         "--kill",
         choices=[each.value for each in Kill],
         default=Kill.ALL.value,
-        help="all (the default): every server and the coordinator; coordinator: the servers live on, without anybody",
+        help="all (the default): every server and the coordinator; coordinator: the servers live on, without anybody; "
+        "one server: its coordinator lives, and starts all of them anew",
     )
     parser.add_argument(
         "--when",
         choices=[each.value for each in When],
         default=When.PUBLISHED.value,
-        help="published (the default): between publication and resume; before-publish: inside the second checkpoint, "
-        "so that the first is in force; later: two turns after the resume",
+        help="a phase of a checkpoint (up to prove of the second, so that the first is in force; before-publish is "
+        "validate), published (the default): between publication and resume, idle: just after the checkpoint, "
+        "later: two turns after it",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed is another job (0)")
     parser.add_argument("--rollouts", type=int, default=12, metavar="R", help="in groups of four (12)")
