@@ -12,18 +12,20 @@ import math
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 from attrs import define, frozen
 
-from participants.coordination.coordinator import Coordinator, CoordinatorSettings, Overtaken
+from participants.coordination.coordinator import Coordinator, CoordinatorError, CoordinatorSettings, Overtaken
+from participants.coordination.deployment import DiscoveryFailed
 from participants.demo.counting import held_by
 from participants.demo.life import Scene, run_rollouts
-from participants.demo.moments import Heard, Moment, Moments
+from participants.demo.moments import Heard, Moments
 from participants.demo.picture import Picture
 from participants.demo.plan import read_plan
 from participants.demo.servers import MODULES, factory
@@ -32,18 +34,18 @@ from participants.demo.worlds import LOGS, Processes, ProcessWorld
 from participants.files.store import Store
 from participants.net.client import ControlClient, ControlError, make_client
 from participants.net.transport import FreeListTransport
-from participants.serving.launcher import ServerSpec
+from participants.serving.launcher import ServerSpec, StartupFailed
 from statecore.journal import Journal
 from statecore.seams import File
-from statecore.wire import canonical, parse, structure
-from tests.kill_plan import Blow, Kind, Start, When
+from statecore.wire import parse, structure
+from tests.kill_plan import Blow, Kind, Start, When, put
 
 LEASE_GRACE_S: Final = 2.0
 DEADLINE_S: Final = 12.0
 """Of a checkpoint, and of a restore."""
 TRIES: Final = 6
 OPEN: Final = "idle"
-FINISHED, OVERTAKEN = 0, 3
+FINISHED, OVERTAKEN, NOT_STARTED = 0, 3, 4
 """How the process exits."""
 
 
@@ -56,33 +58,7 @@ class Order:
     token: str
     lifeline: int
     every_s: float
-    kind: str = ""
-    when: str = ""
-    checkpoint: int = 0
-    late_s: float = 0.0
-    server: str = ""
-    pause_s: float = 0.0
-
-    @property
-    def blow(self) -> Blow | None:
-        if not self.kind:
-            return None
-        when: When = Start(self.when) if self.when in set(Start) else Moment(self.when)
-        return Blow(
-            kind=Kind(self.kind),
-            when=when,
-            checkpoint=self.checkpoint,
-            late_s=self.late_s,
-            server=self.server,
-            pause_s=self.pause_s,
-        )
-
-
-def put(path: Path, value: Any) -> None:
-    """The file is there, whole, with this value."""
-    with path.with_suffix(".new").open("wb") as file:
-        file.write(canonical(value))
-    path.with_suffix(".new").rename(path)
+    blows: tuple[Blow, ...] = ()
 
 
 @define(eq=False)
@@ -124,20 +100,21 @@ class Launcher:
 
 @define(eq=False)
 class Striker:
-    """Deals the blow, once."""
+    """Deals the blows one after the other, each when its moment comes after the one before."""
 
-    blow: Blow | None
-    mark: Path
+    blows: deque[Blow]
+    order: Order
     servers: Processes
     nursery: trio.Nursery
-    dealt: bool = False
+    starting: bool = False
+    dealt: int = 0
 
     def reached(self, moment: When, checkpoint: int) -> None:
-        """A moment was reached, of this checkpoint."""
-        blow = self.blow
-        if blow is None or self.dealt or (blow.when, blow.checkpoint) != (moment, checkpoint):
+        """A moment was reached, so many checkpoints after the beginning."""
+        self.starting = self.starting or moment is Start.CLAIMED
+        if not self.blows or self.blows[0].when != moment or self.blows[0].checkpoint > checkpoint:
             return
-        self.dealt = True
+        blow = self.blows.popleft()
         if blow.late_s:
             self.nursery.start_soon(self._later, blow)
         else:
@@ -148,13 +125,16 @@ class Striker:
         self._deal(blow)
 
     def _deal(self, blow: Blow) -> None:
-        put(self.mark, {"dealt": str(blow)})
+        self.dealt += 1
+        mark = Path(self.order.home) / f"dealt-{self.order.number}-{self.dealt}.json"
+        put(mark, {"dealt": str(blow)})
         alive = self._alive()
         if blow.kind is Kind.ALL:
             for pid in alive.values():
                 os.killpg(pid, signal.SIGKILL)
         elif blow.kind in (Kind.FROZEN, Kind.PAUSED) and blow.server in alive:
-            put(self.mark.with_name(self.mark.name.replace("dealt", "frozen")), {"pid": alive[blow.server]})
+            if blow.kind is Kind.FROZEN:
+                put(mark.with_name(f"frozen-{self.order.number}.json"), {"pid": alive[blow.server]})
             os.killpg(alive[blow.server], signal.SIGSTOP)
             if blow.kind is Kind.PAUSED:
                 self.nursery.start_soon(self._wake, alive[blow.server], blow.pause_s)
@@ -190,7 +170,7 @@ async def live(order: Order) -> int:
     specs = [ServerSpec(name, factory(name), environment) for name in MODULES]
     servers = Processes(specs, home / LOGS, token=order.token, lifeline=order.lifeline)
     async with trio.open_nursery() as nursery:
-        striker = Striker(order.blow, home / f"dealt-{order.number}.json", servers, nursery)
+        striker = Striker(deque(order.blows), order, servers, nursery)
         moments = Moments(striker.reached)
         with seams.disk.create(home / f"coordinator-{order.number}.jsonl") as file:
             coordinator = Coordinator(
@@ -203,15 +183,17 @@ async def live(order: Order) -> int:
                 transport=lambda: Heard(FreeListTransport(), partial(answered, striker, moments)),
                 journal=Journal(partial(write, file, moments), seams.clock),
             )
-            overtaken = ""
+            ended, code = "", FINISHED
             try:
                 await job(order, scene, coordinator, trainer, striker)
             except* Overtaken as errors:
-                overtaken = str(errors)
-            if overtaken:
-                put(home / f"ended-{order.number}.json", {"ended": "overtaken", "why": overtaken})
+                ended, code, why = "overtaken", OVERTAKEN, list(map(str, errors.exceptions))
+            except* (CoordinatorError, DiscoveryFailed, StartupFailed) as errors:
+                ended, code, why = "not started", NOT_STARTED, list(map(str, errors.exceptions))
+            if ended:
+                put(home / f"ended-{order.number}.json", {"ended": ended, "why": why})
         nursery.cancel_scope.cancel()
-    return OVERTAKEN if overtaken else FINISHED
+    return code
 
 
 def settings() -> CoordinatorSettings:
@@ -228,13 +210,13 @@ def write(file: File, moments: Moments, data: bytes) -> None:
 
 
 def answered(striker: Striker, moments: Moments, path: str) -> None:
-    """A server has answered; in a recovery it is a moment of its own."""
+    """A server has answered; during a start it is a moment of its own."""
     moments.answered(path)
+    starts: dict[str, When] = {"restore": Start.RESTORED, "resume": Start.OPENED}
     verb = path.rpartition("/checkpoint/")[2]
-    if moments.published == 0 and moments.state.value == "idle":
-        starts: dict[str, When] = {"restore": Start.RESTORED, "resume": Start.OPENED}
-        if verb in starts:
-            striker.reached(starts[verb], 0)
+    if striker.starting and verb in starts:
+        striker.starting = verb != "resume"
+        striker.reached(starts[verb], 0)
 
 
 async def job(
@@ -264,7 +246,7 @@ async def job(
         for _ in range(TRIES):
             last = await coordinator.checkpoint(timeout_s=DEADLINE_S)
             stories.append(last.story())
-            if last.published and (striker.blow is None or striker.dealt):
+            if last.published and not striker.blows:
                 break
         put(
             scene.home / f"ended-{order.number}.json",

@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from participants.demo.moments import Moment
 from participants.demo.plan import Options, Plan, make_plan
 from participants.demo.servers import MODULES
+from statecore.wire import canonical
 
 JOBS: Final = 4
 """So many different jobs there are; the undisturbed run of each is made once and serves all runs of that job."""
@@ -56,8 +58,10 @@ class Start(StrEnum):
     OPENED = "opened"
 
 
-When = Moment | Start
-WHENS: Final[tuple[When, ...]] = (*Moment, *Start)
+When = str
+"""The value of a Moment or of a Start."""
+WHENS: Final[tuple[When, ...]] = tuple(each.value for each in (*Moment, *Start))
+STARTS: Final = frozenset(each.value for each in Start)
 
 
 class Wakes(StrEnum):
@@ -70,7 +74,7 @@ class Wakes(StrEnum):
 
 @frozen(kw_only=True)
 class Blow:
-    """One blow to one life. `checkpoint`: in which of its checkpoints, from 0 (of a start: of no matter).
+    """One blow. `checkpoint`: so many of its life's checkpoints come before (of a start: of no matter).
 
     `late_s`: so much later than the moment. `server`: which one is stopped. `wakes`, `pause_s`: until when.
     """
@@ -84,7 +88,7 @@ class Blow:
     pause_s: float = 0.0
 
     def __str__(self) -> str:
-        which = "" if isinstance(self.when, Start) else f" of checkpoint {self.checkpoint + 1}"
+        which = "" if self.when in STARTS else f" of checkpoint {self.checkpoint + 1}"
         late = f" and {1000 * self.late_s:.0f} ms" if self.late_s else ""
         server = f" {self.server}" if self.server else ""
         wakes = ""
@@ -101,12 +105,22 @@ class Blow:
 
 @frozen(kw_only=True)
 class Run:
-    """One kill run: a blow for each life but the last. `every_s`: how long it waits between two checkpoints."""
+    """One kill run: its blows in order. `every_s`: how long a life waits between two checkpoints."""
 
     seed: int
     job: int
     blows: tuple[Blow, ...]
     every_s: float
+
+    @property
+    def lives(self) -> tuple[tuple[Blow, ...], ...]:
+        """The blows by the life that they fall into: each life but the last has one that ends it, its last one."""
+        lives: list[tuple[Blow, ...]] = [()]
+        for blow in self.blows:
+            lives[-1] = (*lives[-1], blow)
+            if blow.kind in ENDS_THE_LIFE:
+                lives.append(())
+        return tuple(lives)
 
 
 def pairs(kinds: Sequence[Kind]) -> list[tuple[Kind, When]]:
@@ -135,9 +149,9 @@ def draw(seed: int, kinds: Sequence[Kind] = tuple(Kind)) -> Run:
     dice = random.Random(f"kill run {seed}")
     every = pairs(kinds)
     blows = [_blow(*every[seed % len(every)], dice)]
-    if blows[0].when is Start.RESTORED or (isinstance(blows[0].when, Start) and dice.random() < 0.5):
+    if blows[0].when == Start.RESTORED or (blows[0].when in STARTS and dice.random() < 0.5):
         enders = [kind for kind in kinds if kind in ENDS_THE_LIFE] or [Kind.ALL]
-        blows.insert(0, _blow(dice.choice(enders), dice.choice((Moment.PUBLISHED, Moment.IDLE)), dice))
+        blows.insert(0, _blow(dice.choice(enders), dice.choice((Moment.PUBLISHED.value, Moment.IDLE.value)), dice))
     while len(blows) < 3 and dice.random() < 0.3:
         blows.append(_blow(*dice.choice(every), dice))
     return Run(seed=seed, job=dice.randrange(JOBS), blows=tuple(blows), every_s=round(dice.uniform(0.2, 0.9), 2))
@@ -147,10 +161,12 @@ def _blow(kind: Kind, when: When, dice: random.Random) -> Blow:
     blow = Blow(
         kind=kind,
         when=when,
-        checkpoint=0 if isinstance(when, Start) else dice.randrange(2),
+        checkpoint=0 if when in STARTS else dice.randrange(2),
         late_s=round(dice.choice((0.0, 0.0, 0.002, 0.01, 0.05)) * dice.uniform(0.5, 1.0), 4),
         wakes=dice.choice(list(Wakes)),
     )
+    if when == Start.CLAIMED and kind not in (Kind.COORDINATOR, Kind.ZOMBIE):
+        blow = evolve(blow, late_s=round(dice.uniform(0.05, 1.5), 2))  # there are servers by then
     if kind in (Kind.FROZEN, Kind.PAUSED):
         blow = evolve(blow, server=dice.choice(sorted(MODULES)))
     return evolve(blow, pause_s=round(dice.uniform(0.1, 4.0), 2)) if kind is Kind.PAUSED else blow
@@ -160,3 +176,10 @@ def job(number: int) -> Plan:
     """The job of this number: two groups, mixed games, a few turns each, thinking a little."""
     plan = make_plan(Options(rollouts=6, turns=4, seed=1000 + number))
     return evolve(plan, pace=PACE, stagger_s=STAGGER_S)
+
+
+def put(path: Path, value: Any) -> None:
+    """The file is there, whole, with this value."""
+    new = path.with_suffix(".new")
+    new.write_bytes(canonical(value))
+    new.rename(path)

@@ -1,4 +1,4 @@
-"""What must hold at the end of a kill run, from the files alone: journals, checkpoints, results, and who still answers."""
+"""What must hold at the end of a kill run, from its files: journals, checkpoints and results; and who still answers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def of_zombies(home: Path, lives: int) -> Iterator[str]:
     """Whoever was stopped and woken says that it was overtaken, and nothing else."""
     for number in range(1, lives):
         path = home / f"ended-{number}.json"
-        if path.exists() and parse(path.read_bytes())["ended"] != "overtaken":
+        if path.exists() and parse(path.read_bytes())["ended"] == "finished":
             yield f"life {number} was stopped, had a successor, and ended as if it had none"
 
 

@@ -24,8 +24,8 @@ from ..coordination.coordinator import Aborted, Batch, Coordinator, CoordinatorS
 from ..coordination.outcomes import Restarted
 from ..files.store import Store
 from ..machines.transaction import TransactionState
-from ..records.manifests import CheckpointId
 from ..net.transport import FreeListTransport
+from ..records.manifests import CheckpointId
 from .counting import Held, held_by, with_live
 from .lines import Event, JournalReader, Line, make_directory
 from .moments import Heard, Moment, Moments
