@@ -20,13 +20,14 @@ from statecore.journal import Journal
 from statecore.seams import File, on_disk
 from statecore.wire import parse
 
-from ..coordination.coordinator import Aborted, Batch, Coordinator, CoordinatorSettings, Published, Recovered
+from ..coordination.coordinator import Aborted, Batch, Coordinator, Published, Recovered
 from ..coordination.outcomes import Restarted
 from ..files.store import Store
 from ..machines.transaction import TransactionState
 from ..net.transport import FreeListTransport
 from ..records.manifests import CheckpointId
 from .counting import Held, held_by, with_live
+from .faults import launcher, runnable, settings, trainer_kind
 from .lines import Event, JournalReader, Line, make_directory
 from .moments import Heard, Moment, Moments
 from .picture import Picture, Tone
@@ -75,7 +76,7 @@ class Scene:
 
     def trainer(self) -> DemoTrainer:
         """A new trainer that knows nothing."""
-        return DemoTrainer(self.plan, self.world.seams.disk)
+        return trainer_kind(self.plan)(self.plan, self.world.seams.disk)
 
     def coordinator(
         self, deployment: Deployment, trainer: DemoTrainer, observer: Observer | None = None
@@ -86,10 +87,10 @@ class Scene:
             transport = partial(_heard, transport, observer.moments.answered)
         return Coordinator(
             self.root,
-            deployment,
+            launcher(self.plan, deployment),
             trainer,
             token=self.world.token,
-            settings=CoordinatorSettings(),
+            settings=settings(self.plan),
             seams=self.world.seams,
             transport=transport,
             journal=None if observer is None else Journal(observer, self.world.seams.clock),
@@ -185,7 +186,7 @@ async def run_rollouts(scene: Scene, job: Coordinator, recovered: Recovered, tra
         lost.update((await job.run_batch(batch)).lost)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, recovered.runnable())
+        nursery.start_soon(run, runnable(scene.plan, recovered))
         while group := trainer.next_group():
             nursery.start_soon(run, job.runnable(group))
             await trio.sleep(scene.plan.stagger_s * scene.plan.pace)

@@ -139,7 +139,7 @@ class RolloutPlan:
 class Plan:
     """The whole job. `checkpoints_at` counts finished turns of the first life: a checkpoint is taken at each.
 
-    `pace` scales all waiting: 1 as planned, 0 without any.
+    `pace` scales all waiting: 1 as planned, 0 without any. `fault`: the number of a rule that is taken out (`faults`).
     """
 
     seed: int
@@ -149,6 +149,7 @@ class Plan:
     when: When = When.PUBLISHED
     stagger_s: float = STAGGER_S
     pace: float = 1.0
+    fault: str = ""
 
     @property
     def groups(self) -> tuple[tuple[RolloutPlan, ...], ...]:

@@ -50,7 +50,7 @@ async def tell(plan: Plan, world: World, directory: Path, picture: Picture) -> E
     try:
         scene = Scene(plan, world, directory / JOB, picture)
         await scene.prepare()
-        undisturbed = scene.trainer()
+        undisturbed = DemoTrainer(plan, world.seams.disk)
         async with trio.open_nursery() as watching:
             watching.start_soon(scene.watch)
             async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     await running.wait()
     began = trio.current_time()
     plan, world = disturbed.plan, disturbed.world
-    scene = Scene(evolve(plan, pace=0.0), world, home, Picture(plan))
+    scene = Scene(evolve(plan, pace=0.0, fault=""), world, home, Picture(plan))
     await scene.prepare()
     async with scene.coordinator(world.deployment(home), trainer) as job:
         await run_rollouts(scene, job, await job.recover(), trainer)
