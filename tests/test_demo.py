@@ -95,9 +95,17 @@ def test_the_seeds_example_six_turns_redone_without_none_with() -> None:
     assert told.ending.verdict.good
 
 
-@pytest.mark.parametrize("kill", Kill)
-@pytest.mark.parametrize("when", When)
-def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(when: When, kill: Kill) -> None:
+ALONE = [kill for kill in Kill if kill.server]
+CRASHES = [
+    *((Kill.ALL, when) for when in When),
+    *((ALONE[number % len(ALONE)], when) for number, when in enumerate(When)),
+    *((Kill.COORDINATOR, when) for when in (When.PUBLISHED, When.LATER, When.COMMIT, When.RESUME)),
+]
+"""Every kind and every moment; all pairs are met by `make kill`, on processes."""
+
+
+@pytest.mark.parametrize(("kill", "when"), CRASHES)
+def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(kill: Kill, when: When) -> None:
     """Wherever the crash falls and whatever dies: no held turn runs again, and all results equal. Covers: I65, I68."""
     told = tell_in_memory(make_plan(evolve(SMALL, when=when, kill=kill)))
     ending, counted = told.ending, told.ending.verdict.numbers
@@ -117,6 +125,17 @@ def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(when: When, kil
     elif when.checkpoint or when is When.LATER:
         assert counted.lost
     assert told.deployments == 3, "the new coordinator adopts no server"
+
+
+def test_a_result_that_is_let_go_of_is_held_all_the_same() -> None:
+    """The second checkpoint no longer has the bodies of results that the first one saved: their turns are held."""
+    plan = make_plan(evolve(SMALL, when=When.LATER))
+    plan = evolve(plan, checkpoints_at=tuple(round(plan.turns * share) for share in (0.6, 0.7, 0.9)))
+    told = tell_in_memory(plan)
+    assert told.ending.verdict.good, told.ending.verdict.line()
+    completed = told.ending.held.completed
+    assert completed, "some results are in the checkpoint"
+    assert all(told.ending.held.turns[name] == plan.by_id()[name].turns for name in completed)
 
 
 def test_the_checkpoint_in_force_is_the_one_that_was_published() -> None:

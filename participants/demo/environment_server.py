@@ -36,6 +36,7 @@ def environment_app(place: Place, when_lost: dict[str, Any] | None = None) -> AS
             except ParticipantLost:
                 if when_lost is None:
                     raise
+                journal.about(Event.RESULT, episode.id, reward=when_lost["reward"])
                 return episode.finish(when_lost)
             asked = {"model": "judge", "user": rollout, "messages": played["messages"]}
             judged = await episode.wait("judge", episode.client("judge").post(CHAT_PATH, asked))
