@@ -27,6 +27,7 @@ from statecore.errors import StatecoreError
 from ..commands.console import count
 from ..serving.lifespan import StartupFailed
 from .faults import FAULTS, broken_plan
+from .life import DemoError
 from .picture import Picture
 from .plan import ENVIRONMENTS, MIXED, Kill, Options, Plan, PlanError, When, make_plan
 from .story import Ending, tell
@@ -35,6 +36,8 @@ from .worlds import ProcessWorld
 
 NEEDED: Final = ("gymnasium", "hypercorn", "numpy")
 INTERRUPTED: Final = 130
+LONGEST_S: Final = 1800.0
+"""So long a story is told at most, however large its job: nothing waits for ever."""
 EXPECTED: Final = (StatecoreError, StartupFailed, OSError)
 
 DESCRIPTION: Final = """\
@@ -183,7 +186,10 @@ async def _interruptible(plan: Plan, options: Options, directory: Path, plain: b
             nonlocal ending
             async with showing(picture, sys.stdout, plain=plain):
                 picture.say(f"the files of this run are in {directory}")
-                ending = await tell(plan, ProcessWorld(), directory, picture)
+                with trio.move_on_after(LONGEST_S) as bound:
+                    ending = await tell(plan, ProcessWorld(), directory, picture)
+            if bound.cancelled_caught:
+                raise DemoError(f"it has not come to its end within {LONGEST_S:g} s")
             nursery.cancel_scope.cancel()
 
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
