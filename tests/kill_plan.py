@@ -105,12 +105,16 @@ class Blow:
 
 @frozen(kw_only=True)
 class Run:
-    """One kill run: its blows in order. `every_s`: how long a life waits between two checkpoints."""
+    """One kill run: its blows in order. `every_s`: how long a life waits between two checkpoints.
+
+    `fault`: a rule that is taken out on purpose, as by `statecore demo --break`.
+    """
 
     seed: int
     job: int
     blows: tuple[Blow, ...]
     every_s: float
+    fault: str = ""
 
     @property
     def lives(self) -> tuple[tuple[Blow, ...], ...]:
@@ -172,10 +176,10 @@ def _blow(kind: Kind, when: When, dice: random.Random) -> Blow:
     return evolve(blow, pause_s=round(dice.uniform(0.1, 4.0), 2)) if kind is Kind.PAUSED else blow
 
 
-def job(number: int) -> Plan:
+def job(number: int, fault: str = "") -> Plan:
     """The job of this number: two groups, mixed games, a few turns each, thinking a little."""
     plan = make_plan(Options(rollouts=6, turns=4, seed=1000 + number))
-    return evolve(plan, pace=PACE, stagger_s=STAGGER_S)
+    return evolve(plan, pace=PACE, stagger_s=STAGGER_S, fault=fault)
 
 
 def put(path: Path, value: Any) -> None:

@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from participants.demo.faults import FAULTS
 from participants.demo.lines import make_directory
 from participants.demo.plan import write_plan
 from participants.demo.servers import JOURNALS
@@ -119,7 +120,7 @@ class Field:
         disk = SystemDisk()
         for directory in (self.home, self.home / CHECKPOINTS, self.home / JOURNALS):
             make_directory(disk, directory)
-        write_plan(disk, self.home, job(self.run.job))
+        write_plan(disk, self.home, job(self.run.job, self.run.fault))
 
     def fight(self) -> None:
         """All lives have ended, whoever was stopped was woken, and nothing is left running."""
@@ -301,19 +302,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first run (0)")
     parser.add_argument("--runs", type=int, default=20, metavar="N", help="how many (20)")
     parser.add_argument("--kinds", default=",".join(Kind), help="only these, with commas between")
+    parser.add_argument(
+        "--break", dest="fault", default="", metavar="NUMBER", help="take out a rule, and see that runs find it"
+    )
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="so many at a time (2)")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="for the files of runs (a temporary one)")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.kinds.split(",")) - set(Kind))
     if unknown or args.runs < 1 or args.at_once < 1 or args.seed < 0:
         parser.error(f"unknown kinds {unknown}" if unknown else "--runs and --at-once are 1 or more, --seed 0 or more")
+    if args.fault and args.fault not in FAULTS:
+        parser.error(f"--break {args.fault}: one of {', '.join(FAULTS)}")
     kinds = [Kind(each) for each in args.kinds.split(",")]
     directory = Path(tempfile.mkdtemp(prefix="statecore-kill-") if args.dir is None else args.dir).resolve()
     undisturbed = Undisturbed(directory)
     began = time.monotonic()
     came: list[Came] = []
     with ThreadPoolExecutor(args.at_once) as pool:
-        drawn = (draw(seed, kinds) for seed in range(args.seed, args.seed + args.runs))
+        drawn = (
+            evolve(draw(seed, kinds), fault=args.fault) for seed in range(args.seed, args.seed + args.runs)
+        )
         for each in pool.map(lambda run: fight(run, directory, undisturbed), drawn):
             came.append(each)
             print(each.line(), flush=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from participants.demo.counting import WORK, differences
+from participants.demo.counting import WORK, Held, differences, held_by
 from participants.demo.lines import Event, Line, read_journals
 from participants.demo.servers import JOURNALS
 from participants.demo.worlds import CHECKPOINTS
@@ -51,7 +51,9 @@ def examine(home: Path, lives: int, expected: Mapping[str, Any]) -> tuple[str, .
     return (
         *of_the_end(ended, expected),
         *of_journals(lines, starts(home)),
-        *of_checkpoints(Store(home / CHECKPOINTS, disk, SystemEntropy(), SystemClock()), starts(home)),
+        *of_checkpoints(
+            Store(home / CHECKPOINTS, disk, SystemEntropy(), SystemClock()), starts(home), lines, stood_still(home)
+        ),
         *of_zombies(home, lives),
     )
 
@@ -106,17 +108,40 @@ def of_journals(lines: Iterable[Line], begun: Iterable[Begun]) -> Iterator[str]:
         yield f"done twice: {', '.join(twice)}"
 
 
-def of_checkpoints(store: Store, begun: Iterable[Begun]) -> Iterator[str]:
-    """The newest checkpoint is the last start's, and whatever might be gone on from can be read."""
-    survey = store.survey()
+def of_checkpoints(
+    store: Store, begun: Iterable[Begun], lines: Iterable[Line], stood: Mapping[str, float]
+) -> Iterator[str]:
+    """The newest checkpoint is the last start's, whatever might be gone on from can be read, and lacks nothing."""
+    survey, lines = store.survey(), tuple(lines)
     last = max(each.epoch for each in begun)
     if not survey.candidates or survey.candidates[0].epoch != last:
         yield f"in force is {survey.candidates[:1]}, not one of epoch {last}"
     for each in survey.candidates:
         try:
-            store.read(each)
+            held = held_by(store.read(each))
         except StatecoreError as error:
             yield f"{each} cannot be read: {error}"
+        else:
+            yield from lacking(str(each), held, [line for line in lines if line.epoch == each.epoch], stood[str(each)])
+
+
+def stood_still(home: Path) -> dict[str, float]:
+    """When each checkpoint began to be written, by id: its participants were closed and quiet by then."""
+    found = {}
+    for path in home.glob("coordinator-*.jsonl"):
+        for raw in path.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is nothing, or torn
+            said = parse(raw)
+            if said["machine"] == "transaction" and (said["state"], said["next"]) == ("preparing", "committing"):
+                found[said["ids"]["checkpoint_id"]] = float(said["clock"])
+    return found
+
+
+def lacking(checkpoint: str, held: Held, lines: Iterable[Line], stood: float) -> Iterator[str]:
+    """The turns that its life had finished when everything stood still, and that it does not hold."""
+    done = {(line.rollout, line.turn or 0) for line in lines if line.event is Event.TURN and line.ts < stood}
+    lacks = sorted(f"{rollout} turn {turn}" for rollout, turn in done if not held.has((rollout, turn)))
+    if lacks:
+        yield f"{checkpoint} lacks finished turns: {', '.join(lacks)}"
 
 
 def of_zombies(home: Path, lives: int) -> Iterator[str]:

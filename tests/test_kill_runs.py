@@ -5,16 +5,18 @@ The runs over real processes are made by `make kill`, which `.ci/run` does as we
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from participants.demo.counting import Held
 from participants.demo.lines import Event, Line
 from tests import kill_runs
 from tests.kill_plan import ENDS_THE_LIFE, WHENS, Blow, Kind, Run, draw, job, pairs, put
 from tests.kill_runs import Came, Undisturbed, main, summary
-from tests.kill_verdict import Begun, examine, of_journals, of_the_end, of_zombies, starts
+from tests.kill_verdict import Begun, examine, lacking, of_journals, of_the_end, of_zombies, starts, stood_still
 
 CI_RUNS = 20
 
@@ -91,6 +93,19 @@ def test_what_is_done_twice_in_one_start_is_found() -> None:
     assert found.startswith("done twice: ")
 
 
+def test_a_checkpoint_that_lacks_a_finished_turn_is_found(tmp_path: Path) -> None:
+    """What was finished when everything stood still is held; what came later need not be."""
+    lines = [line(Event.TURN, 1, "a", 1), line(Event.TURN, 1, "a", 2), line(Event.STEP, 1, "a", 3)]
+    assert list(lacking("ck", Held({"a": 2}, frozenset()), lines, 1.0)) == []
+    assert list(lacking("ck", Held({"a": 1}, frozenset()), lines, 1.0)) == ["ck lacks finished turns: a turn 2"]
+    assert list(lacking("ck", Held({}, frozenset()), lines, 0.0)) == []
+    said = {"machine": "transaction", "state": "preparing", "next": "committing", "ids": {"checkpoint_id": "ck"}}
+    other = {"machine": "transaction", "state": "committing", "next": "settling", "ids": {"checkpoint_id": "ck"}}
+    rows = [json.dumps(row | {"clock": clock}) for clock, row in enumerate((said, other), start=7)]
+    (tmp_path / "coordinator-1.jsonl").write_text("\n".join(rows) + '\n{"torn')
+    assert stood_still(tmp_path) == {"ck": 7.0}
+
+
 ENDED: dict[str, Any] = {
     "ended": "finished",
     "published": True,
@@ -141,7 +156,8 @@ def test_starts_are_read_by_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--runs", "0"), ("--seed", "-1"), ("--at-once", "0"), ("--kinds", "nobody"), ("--runs", "x")]
+    "arguments",
+    [("--runs", "0"), ("--runs", "x"), ("--seed", "-1"), ("--at-once", "0"), ("--kinds", "nobody"), ("--break", "S1")],
 )
 def test_a_command_line_that_cannot_be_is_refused(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
