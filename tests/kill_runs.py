@@ -41,6 +41,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 LIFE_S: Final = 150.0
 """A life that has not ended by then is a finding, and is ended."""
 LOOK_S: Final = 0.01
+STOP: Final = threading.Event()
+"""Set when whoever runs this has had enough."""
 
 
 @define(eq=False)
@@ -179,6 +181,8 @@ class Field:
                 self.found.append(f"life {life.number} has not ended after {LIFE_S:g} s")
                 life.end()
                 return
+            if STOP.is_set():
+                raise RuntimeError("interrupted")
             life.look()
             for each in self.lives[:-1]:
                 if self.is_time(each, life):
@@ -322,9 +326,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = (
             evolve(draw(seed, kinds), fault=args.fault) for seed in range(args.seed, args.seed + args.runs)
         )
-        for each in pool.map(lambda run: fight(run, directory, undisturbed), drawn):
-            came.append(each)
-            print(each.line(), flush=True)
+        try:
+            for each in pool.map(lambda run: fight(run, directory, undisturbed), drawn):
+                came.append(each)
+                print(each.line(), flush=True)
+        except BaseException:  # interrupted, most likely: nothing that was started is left running
+            STOP.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     bad = [each for each in came if each.found]
     for line in summary(came, time.monotonic() - began):
         print(line)
@@ -350,5 +359,15 @@ def summary(came: Sequence[Came], seconds: float) -> Iterator[str]:
     )
 
 
+def interruptible() -> int:
+    """The process: 130 if it was interrupted, and then nothing that it started is left running."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruptible())
