@@ -8,17 +8,20 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_PYTHON ?= $(BIN)/python
 ARGS ?=
+RUNS ?= 20
+SEED ?= 0
 SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A tool that is run from here must see this tree and nothing that the caller's shell puts before it.
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test models mutations lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test kill models mutations lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
 	@echo "make test         all tests, with the time of each suite"
+	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
 	@echo "make models       the large models too, explored to the end (minutes)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
@@ -34,6 +37,10 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python .ci/suites.py $(ARGS)
+
+# A run is a number: make kill SEED=17 RUNS=1 does again what run 17 of a long series did.
+kill: $(READY)
+	@$(BIN)/python -m tests.kill_runs --seed $(SEED) --runs $(RUNS) $(ARGS)
 
 # Those marked slow are deselected everywhere else, which pytest's last line says.
 models: $(READY)

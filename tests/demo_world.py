@@ -34,6 +34,7 @@ class MemoryDeployment:
     number: int
     transport: Callable[[], httpx.AsyncBaseTransport] = field(init=False)
     started: int = 0
+    exited: dict[str, int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.transport = partial(self.world.network.transport, "coordinator")
@@ -65,11 +66,13 @@ class MemoryDeployment:
 
     async def stop(self) -> None:
         self.kill()
+        self.exited.clear()
 
     def kill(self, *names: str) -> None:
         for server in names or MODULES:
             if self._name(server) in self.world.network.up:
                 self.world.network.kill(self._name(server))
+                self.exited[server] = -9
 
     def told(self) -> str:
         return f"servers in memory, number {self.number}"
@@ -90,7 +93,7 @@ class MemoryWorld:
         self.seams = self.named("coordinator")
 
     def named(self, name: str) -> Seams:
-        return Seams(clock=LoopClock(WALL - trio.current_time()), disk=self.disk, entropy=SeededEntropy(name))
+        return Seams(clock=LoopClock(WALL + trio.current_time()), disk=self.disk, entropy=SeededEntropy(name))
 
     def deployment(self, home: Path) -> MemoryDeployment:
         made = MemoryDeployment(self, home, len(self.deployments) + 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from attrs import evolve
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,9 +17,10 @@ from starlette.routing import Route
 from participants.coordination.trainer import Result
 from participants.demo.agent_server import Chat, play_turn
 from participants.demo.counting import NOTHING_HELD, Held, Numbers, Verdict, differences, numbers
-from participants.demo.life import ABANDON, Observer
+from participants.demo.life import Observer
 from participants.demo.lines import Event, JournalReader, Line, ServerJournal, make_directory, read_journals
 from participants.demo.model_servers import policy_app
+from participants.demo.moments import Moment, Moments
 from participants.demo.picture import Picture
 from participants.demo.plan import (
     ENVIRONMENTS,
@@ -95,22 +95,47 @@ def test_the_seeds_example_six_turns_redone_without_none_with() -> None:
     assert told.ending.verdict.good
 
 
-@pytest.mark.parametrize("kill", Kill)
-@pytest.mark.parametrize("when", When)
-def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(when: When, kill: Kill) -> None:
+ALONE = [kill for kill in Kill if kill.server]
+CRASHES = [
+    *((Kill.ALL, when) for when in When),
+    *((ALONE[number % len(ALONE)], when) for number, when in enumerate(When)),
+    *((Kill.COORDINATOR, when) for when in (When.PUBLISHED, When.LATER, When.COMMIT, When.RESUME)),
+]
+"""Every kind and every moment; all pairs are met by `make kill`, on processes."""
+
+
+@pytest.mark.parametrize(("kill", "when"), CRASHES)
+def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(kill: Kill, when: When) -> None:
     """Wherever the crash falls and whatever dies: no held turn runs again, and all results equal. Covers: I65, I68."""
     told = tell_in_memory(make_plan(evolve(SMALL, when=when, kill=kill)))
     ending, counted = told.ending, told.ending.verdict.numbers
     assert ending.verdict.good, ending.verdict.line()
     assert counted.held_redone == ()
-    assert (counted.lost == ()) == (when is When.PUBLISHED)
     assert set(counted.lost) <= set(counted.without)
     assert counted.without
     again = {(line.rollout, line.turn) for line in ending.lines if line.event is Event.TURN and line.epoch == 2}
     assert set(counted.lost) <= again, "what was lost is redone, and nothing else of the first life"
     first = {(line.rollout, line.turn) for line in ending.lines if line.event is Event.TURN and line.epoch == 1}
-    assert first & again == set(counted.lost)
+    if kill is Kill.ALL:
+        assert first & again == set(counted.lost)
+    if kill.server:
+        assert when is When.PROVE or bool(counted.lost) == (when.checkpoint == 1 or when is When.LATER)
+    elif when in (When.PUBLISHED, When.ACKNOWLEDGE):
+        assert counted.lost == (), "everything stood still"
+    elif when.checkpoint or when is When.LATER:
+        assert counted.lost
     assert told.deployments == 3, "the new coordinator adopts no server"
+
+
+def test_a_result_that_is_let_go_of_is_held_all_the_same() -> None:
+    """The second checkpoint no longer has the bodies of results that the first one saved: their turns are held."""
+    plan = make_plan(evolve(SMALL, when=When.LATER))
+    plan = evolve(plan, checkpoints_at=tuple(round(plan.turns * share) for share in (0.6, 0.7, 0.9)))
+    told = tell_in_memory(plan)
+    assert told.ending.verdict.good, told.ending.verdict.line()
+    completed = told.ending.held.completed
+    assert completed, "some results are in the checkpoint"
+    assert all(told.ending.held.turns[name] == plan.by_id()[name].turns for name in completed)
 
 
 def test_the_checkpoint_in_force_is_the_one_that_was_published() -> None:
@@ -118,7 +143,7 @@ def test_the_checkpoint_in_force_is_the_one_that_was_published() -> None:
     told = tell_in_memory(make_plan(evolve(SMALL, when=When.BEFORE_PUBLISH)))
     said = [each.text for each in told.picture.happened]
     assert any("in force: ck-000001-000002" in text for text in said), said
-    assert any("ck-000001-000003 is being validated" in text for text in said), said
+    assert any("ck-000001-000003 is at its validate: it is not published" in text for text in said), said
     names = told.disk.listdir("/demo/job/checkpoints")
     assert not [each for each in names if "ck-000001-000003" in each]
     assert "ck-000002-000002" in names
@@ -156,19 +181,50 @@ def entered(observer: Observer, checkpoint: str, state: str, clock: float = 5.0)
 async def test_an_aborted_checkpoint_does_not_move_the_crash() -> None:
     """The crash falls into the first checkpoint that is published, or the one after it, however many aborted before."""
     for when, states in (
-        (When.PUBLISHED, ["validating", "aborting", "validating", "published"]),
-        (When.BEFORE_PUBLISH, ["validating", "aborting", "validating", "published", "resuming", "validating"]),
-        (When.LATER, ["validating", "published", "resuming", "validating", "published"]),
+        (When.PUBLISHED, ["validating", "aborting", "idle", "validating", "published"]),
+        (When.IDLE, ["freezing", "aborting", "idle", "published", "resuming", "idle"]),
+        (When.BEFORE_PUBLISH, ["validating", "aborting", "validating", "published", "resuming", "idle", "validating"]),
+        (When.LATER, ["validating", "published", "resuming", "idle", "validating", "published"]),
     ):
-        scope = trio.CancelScope()
-        file = MemoryDisk().create("/journal")
-        observer = Observer(Picture(make_plan(SMALL)), file, ABANDON.get(when), scope)
+        observer = Observer(Picture(make_plan(SMALL)), MemoryDisk().create("/journal"), when)
         for state in states:
-            assert not scope.cancel_called, (when, state)
+            assert not observer.struck, (when, state)
             entered(observer, "ck", state)
-        assert scope.cancel_called == (when is not When.LATER)
+        assert observer.struck == (when is not When.LATER)
     assert observer.published_ts == 5.0
     observer(canonical({"machine": "other", "state": "a", "next": "b"}) + b"\n")
+
+
+@pytest.mark.trio
+async def test_a_moment_of_an_answer_is_met_in_its_phase_only() -> None:
+    """A renewal during the save is no proof, and the resume of an abort is not that of a publication."""
+    met: list[tuple[Moment, int]] = []
+    moments = Moments(lambda moment, checkpoint: met.append((moment, checkpoint)))
+
+    def states(*names: str) -> None:
+        for name in names:
+            moments.line({"machine": "transaction", "state": "before", "next": name})
+
+    states("freezing", "saving")
+    moments.answered("/ng-control/v1/checkpoint/renew")
+    states("aborting")
+    moments.answered("/ng-control/v1/checkpoint/resume")
+    assert [moment for moment, _ in met] == [Moment.FREEZE, Moment.SAVE]
+    states("idle", "validating")
+    moments.answered("/ng-control/v1/checkpoint/status")
+    moments.answered("/ng-control/v1/checkpoint/renew")
+    states("published", "resuming")
+    moments.answered("/ng-control/v1/checkpoint/resume")
+    states("idle", "freezing")
+    assert met[2:] == [
+        (Moment.VALIDATE, 0),
+        (Moment.PROVE, 0),
+        (Moment.PUBLISHED, 0),
+        (Moment.ACKNOWLEDGE, 0),
+        (Moment.RESUME, 0),
+        (Moment.IDLE, 0),
+        (Moment.FREEZE, 1),
+    ]
 
 
 # --- a fault shows

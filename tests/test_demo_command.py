@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from attrs import define
 
 from participants.demo import command
@@ -219,3 +220,19 @@ def test_a_temporary_directory_is_removed_after_success(monkeypatch: pytest.Monk
         args = parsed()
         assert args.run(args) == left
         assert len(list(tmp_path.iterdir())) == left
+
+
+def test_a_story_without_an_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whatever waits for ever is given up after a while: exit code 1, and where the files are."""
+
+    async def never(*_arguments: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(command, "tell", never)
+    monkeypatch.setattr(command, "LONGEST_S", 0.01)
+    args = parsed("--plain", "--dir", str(tmp_path / "files"))
+    assert args.run(args) == 1
+    said = capsys.readouterr().err
+    assert "it has not come to its end within 0.01 s" in said and f"its files are in {tmp_path / 'files'}" in said

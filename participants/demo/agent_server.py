@@ -16,7 +16,7 @@ from ..servers.agent import Agent
 from ..servers.peers import Peer, Reply
 from .lines import Event
 from .players import Message, offer, said_in
-from .servers import CHAT_PATH, Place, process_place
+from .servers import CHAT_PATH, Place, app, process_place
 
 
 @frozen
@@ -88,4 +88,4 @@ def agent_app(place: Place) -> ASGIApp:
 
 def agent() -> ASGIApp:
     """The process's application."""
-    return agent_app(process_place())
+    return app("agent", process_place())

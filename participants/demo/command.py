@@ -1,7 +1,8 @@
 """`statecore demo`: the command line.
 
 Exit code 0: no turn that the checkpoint held ran again, no result was lost or doubled, and all equals the undisturbed
-run. 1: something of that does not hold, or the demo could not run. 2: the command line is wrong. 130: interrupted.
+run. 1: something of that does not hold, or the demo could not run; with --break: the fault shows, as it should, and 0
+if it does not. 2: the command line is wrong. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from statecore.errors import StatecoreError
 
 from ..commands.console import count
 from ..serving.lifespan import StartupFailed
+from .faults import FAULTS, broken_plan
+from .life import DemoError
 from .picture import Picture
 from .plan import ENVIRONMENTS, MIXED, Kill, Options, Plan, PlanError, When, make_plan
 from .story import Ending, tell
@@ -33,6 +36,8 @@ from .worlds import ProcessWorld
 
 NEEDED: Final = ("gymnasium", "hypercorn", "numpy")
 INTERRUPTED: Final = 130
+LONGEST_S: Final = 1800.0
+"""So long a story is told at most, however large its job: nothing waits for ever."""
 EXPECTED: Final = (StatecoreError, StartupFailed, OSError)
 
 DESCRIPTION: Final = """\
@@ -52,15 +57,21 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--kill",
         choices=[each.value for each in Kill],
-        default=Kill.ALL.value,
-        help="all (the default): every server and the coordinator; coordinator: the servers live on, without anybody",
+        help="all (the default): every server and the coordinator; coordinator: the servers live on, without anybody; "
+        "one server: its coordinator lives, and starts all of them anew",
     )
     parser.add_argument(
         "--when",
         choices=[each.value for each in When],
-        default=When.PUBLISHED.value,
-        help="published (the default): between publication and resume; before-publish: inside the second checkpoint, "
-        "so that the first is in force; later: two turns after the resume",
+        help="a phase of a checkpoint (up to prove of the second, so that the first is in force; before-publish is "
+        "validate), published (the default): between publication and resume, idle: just after the checkpoint, "
+        "later: two turns after it",
+    )
+    parser.add_argument(
+        "--break",
+        dest="broken",
+        metavar="NUMBER",
+        help="take out one rule of the protocol, and see what it is for; `list` tells which there are",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed is another job (0)")
     parser.add_argument("--rollouts", type=int, default=12, metavar="R", help="in groups of four (12)")
@@ -75,22 +86,32 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code; the story is on standard output."""
+    if args.broken == "list":
+        for each in FAULTS.values():
+            print(f"{each.number}  {each.says}")
+        return 0
+    if args.broken is not None and args.broken not in FAULTS:
+        raise UsageError(f"--break {args.broken}: one of {', '.join(FAULTS)}, or list")
     try:
         options = Options(
             rollouts=args.rollouts,
             turns=args.turns,
             seed=args.seed,
             env=args.env,
-            kill=Kill(args.kill),
-            when=When(args.when),
+            kill=Kill(args.kill or Kill.ALL),
+            when=When(args.when or When.PUBLISHED),
         )
     except PlanError as error:
         raise UsageError(str(error)) from error
+    fault = None if args.broken is None else FAULTS[args.broken]
+    if fault is not None and (args.kill or args.when):
+        raise UsageError("--break chooses what is killed and when; leave --kill and --when out")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"the demo needs {', '.join(missing)}: pip install 'statecore[demo]'")
     directory = _empty(args.dir)
-    code = _told(options, directory, plain=args.plain)
+    plan = make_plan(options) if fault is None else broken_plan(fault, options)
+    code = _told(plan, options, directory, plain=args.plain)
     if code == 0 and args.dir is None:
         shutil.rmtree(directory)
     return code
@@ -109,18 +130,21 @@ def _empty(chosen: Path | None) -> Path:
     return chosen.resolve()
 
 
-def _told(options: Options, directory: Path, *, plain: bool) -> int:
+def _told(plan: Plan, options: Options, directory: Path, *, plain: bool) -> int:
     """The story was told; its last line is the verdict, or on standard error why there is none."""
     code = 1
     try:
         with _logged(directory / "coordinator.log"):
-            ending = trio.run(_interruptible, options, directory, plain)
+            ending = trio.run(_interruptible, plan, options, directory, plain)
         if ending is None:
             code = INTERRUPTED
             print(f"interrupted; nothing is left running; its files are in {directory}", file=sys.stderr)
         else:
             code = 0 if ending.verdict.good else 1
             print(ending.verdict.line())
+            if plan.fault:
+                print(FAULTS[plan.fault].line(ending.verdict))
+                code = 1 if FAULTS[plan.fault].harm(ending.verdict) else 0
     except* EXPECTED as errors:
         for error in _leaves(errors):
             print(f"statecore demo: {error}", file=sys.stderr)
@@ -152,9 +176,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _interruptible(options: Options, directory: Path, plain: bool) -> Ending | None:
+async def _interruptible(plan: Plan, options: Options, directory: Path, plain: bool) -> Ending | None:
     """How the story ended; None when a signal ended it, and then nothing is left running."""
-    plan = make_plan(options)
     picture = Picture(plan, title=_title(plan, options))
     ending: Ending | None = None
     async with trio.open_nursery() as nursery:
@@ -163,7 +186,10 @@ async def _interruptible(options: Options, directory: Path, plain: bool) -> Endi
             nonlocal ending
             async with showing(picture, sys.stdout, plain=plain):
                 picture.say(f"the files of this run are in {directory}")
-                ending = await tell(plan, ProcessWorld(), directory, picture)
+                with trio.move_on_after(LONGEST_S) as bound:
+                    ending = await tell(plan, ProcessWorld(), directory, picture)
+            if bound.cancelled_caught:
+                raise DemoError(f"it has not come to its end within {LONGEST_S:g} s")
             nursery.cancel_scope.cancel()
 
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -175,4 +201,5 @@ async def _interruptible(options: Options, directory: Path, plain: bool) -> Endi
 
 def _title(plan: Plan, options: Options) -> str:
     counted = f"{count(len(plan.rollouts), 'rollout')}, {count(plan.turns, 'turn')}"
-    return f"statecore demo: {counted}, seed {options.seed}, kill {options.kill}, {options.when}"
+    broken = f", {plan.fault} put back" if plan.fault else ""
+    return f"statecore demo: {counted}, seed {options.seed}, kill {plan.kill}, {plan.when}{broken}"

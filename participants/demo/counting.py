@@ -13,6 +13,7 @@ from attrs import frozen
 
 from statecore.wire import canonical, parse
 
+from ..coordination import recovery
 from ..files.checkpoint import Checkpoint
 from ..records.records import AgentBoundary, AgentRecord, Disposition, EnvironmentBoundary, EnvironmentRecord
 from .lines import Event, Line
@@ -66,6 +67,12 @@ def numbers(at_crash: Iterable[Line], in_the_end: Iterable[Line], held: Held) ->
     )
 
 
+def with_live(held: Held, verdicts: Iterable[recovery.Verdict], turns: Mapping[str, int]) -> Held:
+    """What a restart under a living coordinator goes on from: a result that it has counts, whenever it came."""
+    completed = {each.rollout_id for each in verdicts if each.disposition is Disposition.COMPLETED}
+    return Held({**held.turns, **{name: turns[name] for name in completed}}, held.completed | completed)
+
+
 def _turn(line: Line) -> Turn:
     if line.turn is None:
         raise ValueError(f"a line of {line.server} about {line.rollout} names no turn")
@@ -78,12 +85,11 @@ def held_by(checkpoint: Checkpoint | None) -> Held:
         return NOTHING_HELD
     agents = _by_rollout(checkpoint, "agent", AgentRecord)
     environments = _by_rollout(checkpoint, "environment", EnvironmentRecord)
-    results = {row.rollout_id: row.body for row in checkpoint.ledger}
     turns: dict[str, int] = {}
     for row in checkpoint.registry:
         name = row.rollout_id
         if row.disposition is Disposition.COMPLETED:
-            turns[name] = int(results[name]["turns"])
+            turns[name] = int(row.task["turns"])  # its body is let go once the trainer has saved it
         elif row.disposition is Disposition.CONTINUE:
             turns[name] = _continued(agents.get(name), environments.get(name))
     completed = frozenset(row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.COMPLETED)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..gymnasium.play import Play
 from ..gymnasium.server import Applied, gymnasium_resources
 from ..net.http import ASGIApp
+from ..servers.resources import Resources
 from .lines import Event
-from .servers import Place, process_place
+from .servers import Place, app, process_place
 
 
-def game_app(place: Place) -> ASGIApp:
+def game_app(place: Place, kind: type[Resources[Play]] = Resources) -> ASGIApp:
     """The resources server: any of the supported Gymnasium environments, as each seed says."""
     journal = place.journal("game")
 
@@ -24,9 +26,11 @@ def game_app(place: Place) -> ASGIApp:
                 digest=change.digest,
             )
 
-    return gymnasium_resources("game", place.settings, on_applied=applied, seams=place.seams, transport=place.transport)
+    return gymnasium_resources(
+        "game", place.settings, on_applied=applied, seams=place.seams, transport=place.transport, kind=kind
+    )
 
 
 def game() -> ASGIApp:
     """The process's application."""
-    return game_app(process_place())
+    return app("game", process_place())

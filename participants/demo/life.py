@@ -1,14 +1,17 @@
 """One life of the demo's job: a coordinator, its trainer and its servers, until the end or until it is abandoned.
 
-An abandoned coordinator is cancelled where it stands and sends nothing any more; the point is found by watching the
-lines of its journal, which are written at each change of the transaction's state.
+An abandoned coordinator is cancelled where it stands and sends nothing any more. If one server dies alone, the
+coordinator lives, starts all of them anew, and its life is the only one. `moments` says how the point is found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import httpx
 import trio
 from attrs import define, field, frozen
 
@@ -17,12 +20,16 @@ from statecore.journal import Journal
 from statecore.seams import File, on_disk
 from statecore.wire import parse
 
-from ..coordination.coordinator import Aborted, Batch, Coordinator, CoordinatorSettings, Published, Recovered
+from ..coordination.coordinator import Aborted, Batch, Coordinator, Published, Recovered
+from ..coordination.outcomes import Restarted
 from ..files.store import Store
 from ..machines.transaction import TransactionState
+from ..net.transport import FreeListTransport
 from ..records.manifests import CheckpointId
-from .counting import Held, held_by
+from .counting import Held, held_by, with_live
+from .faults import launcher, runnable, settings, trainer_kind
 from .lines import Event, JournalReader, Line, make_directory
+from .moments import Heard, Moment, Moments
 from .picture import Picture, Tone
 from .plan import Plan, When, write_plan
 from .servers import JOURNALS
@@ -39,20 +46,6 @@ LATER_TURNS: Final = 2
 
 class DemoError(StatecoreError):
     """The demo cannot go on; the message says why."""
-
-
-@frozen
-class Abandon:
-    """Where the first life ends: when a checkpoint enters `state` and `published` ones came before it."""
-
-    published: int
-    state: TransactionState
-
-
-ABANDON: Final = {
-    When.PUBLISHED: Abandon(0, TransactionState.PUBLISHED),
-    When.BEFORE_PUBLISH: Abandon(1, TransactionState.VALIDATING),
-}
 
 
 @define(eq=False)
@@ -83,35 +76,41 @@ class Scene:
 
     def trainer(self) -> DemoTrainer:
         """A new trainer that knows nothing."""
-        return DemoTrainer(self.plan, self.world.seams.disk)
+        return trainer_kind(self.plan)(self.plan, self.world.seams.disk)
 
-    def coordinator(self, deployment: Deployment, trainer: DemoTrainer, journal: Journal | None = None) -> Coordinator:
+    def coordinator(
+        self, deployment: Deployment, trainer: DemoTrainer, observer: Observer | None = None
+    ) -> Coordinator:
         """A new coordinator that has the files and nothing else."""
+        transport = deployment.transport
+        if observer is not None:
+            transport = partial(_heard, transport, observer.moments.answered)
         return Coordinator(
             self.root,
-            deployment,
+            launcher(self.plan, deployment),
             trainer,
             token=self.world.token,
-            settings=CoordinatorSettings(),
+            settings=settings(self.plan),
             seams=self.world.seams,
-            transport=deployment.transport,
-            journal=journal,
+            transport=transport,
+            journal=None if observer is None else Journal(observer, self.world.seams.clock),
         )
+
+    def store(self) -> Store:
+        """The checkpoints as a reader sees them."""
+        seams = self.world.seams
+        return Store(self.root, seams.disk, seams.entropy, seams.clock)
 
     async def held(self, checkpoint_id: str | None) -> Held:
         """What the checkpoint of that id has; it is read from the files, with every digest checked."""
         parsed = None if checkpoint_id is None else CheckpointId.parse(checkpoint_id)
         if parsed is None:
             return held_by(None)
-        seams = self.world.seams
-        store = Store(self.root, seams.disk, seams.entropy, seams.clock)
-        return held_by(await on_disk(seams.disk, store.read, parsed))
+        return held_by(await on_disk(self.world.seams.disk, self.store().read, parsed))
 
     async def in_force(self) -> str | None:
         """The checkpoint that a start made now goes on from, as the files say; None without one."""
-        seams = self.world.seams
-        store = Store(self.root, seams.disk, seams.entropy, seams.clock)
-        survey = await on_disk(seams.disk, store.survey)
+        survey = await on_disk(self.world.seams.disk, self.store().survey)
         return str(survey.candidates[0]) if survey.candidates else None
 
     async def watch(self) -> None:
@@ -132,32 +131,50 @@ class Scene:
                 self.picture.saw(line)
 
 
+def _heard(
+    make: Callable[[], httpx.AsyncBaseTransport] | None, answered: Callable[[str], None]
+) -> httpx.AsyncBaseTransport:
+    return Heard(FreeListTransport() if make is None else make(), answered)
+
+
 @define(eq=False)
 class Observer:
     """Takes the coordinator's journal line by line: into its file, onto the picture, and to the point of the crash.
 
-    `published_ts` is when the newest checkpoint was published, in wall time: everything stood still then.
+    `strike` is called there, once. `published_ts` is when the newest checkpoint was published, in wall time: everything
+    stood still then.
     """
 
     picture: Picture
     file: File
-    abandon: Abandon | None = None
-    scope: trio.CancelScope | None = None
+    when: When | None = None
+    strike: Callable[[], None] = lambda: None
     published_ts: float = 0.0
-    _published: int = 0
+    struck: bool = False
+    moments: Moments = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.moments = Moments(self._reached)
 
     def __call__(self, data: bytes) -> None:
         self.file.write(data)
         line = parse(data)
-        if line["machine"] != "transaction" or line["state"] == line["next"]:
-            return
-        checkpoint_id, state = line["ids"]["checkpoint_id"], TransactionState(line["next"])
-        self.picture.entered(checkpoint_id, state)
-        if self.scope is not None and self.abandon == Abandon(self._published, state):
-            self.scope.cancel()
-        if state is TransactionState.PUBLISHED:
-            self._published += 1
-            self.published_ts = line["clock"]
+        if line["machine"] == "transaction" and line["state"] != line["next"]:
+            state = TransactionState(line["next"])
+            self.picture.entered(line["ids"]["checkpoint_id"], state)
+            if state is TransactionState.PUBLISHED:
+                self.published_ts = line["clock"]
+        self.moments.line(line)
+
+    def _reached(self, moment: Moment, checkpoint: int) -> None:
+        if self.when is not None and (self.when.moment, self.when.checkpoint) == (moment, checkpoint):
+            self.now()
+
+    def now(self) -> None:
+        """The point of the crash is here."""
+        if not self.struck:
+            self.struck = True
+            self.strike()
 
 
 async def run_rollouts(scene: Scene, job: Coordinator, recovered: Recovered, trainer: DemoTrainer) -> None:
@@ -169,7 +186,7 @@ async def run_rollouts(scene: Scene, job: Coordinator, recovered: Recovered, tra
         lost.update((await job.run_batch(batch)).lost)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, recovered.runnable())
+        nursery.start_soon(run, runnable(scene.plan, recovered))
         while group := trainer.next_group():
             nursery.start_soon(run, job.runnable(group))
             await trio.sleep(scene.plan.stagger_s * scene.plan.pace)
@@ -196,23 +213,69 @@ async def first_life(scene: Scene, deployment: Deployment) -> None:
     picture, disk = scene.picture, scene.world.seams.disk
     trainer = scene.trainer()
     with disk.create(scene.home / "coordinator-1.jsonl") as file, trio.CancelScope() as scope:
-        observer = Observer(picture, file, ABANDON.get(scene.plan.when), scope)
-        journal = Journal(observer, scene.world.seams.clock)
-        async with scene.coordinator(deployment, trainer, journal) as job, trio.open_nursery() as nursery:
+        observer = Observer(picture, file, scene.plan.when, scope.cancel)
+        async with scene.coordinator(deployment, trainer, observer) as job, trio.open_nursery() as nursery:
             recovered = await begin(scene, job, deployment, 1)
             nursery.start_soon(run_rollouts, scene, job, recovered, trainer)
-            for turns in scene.plan.checkpoints_at:
-                await finished(picture, turns)
-                published = await checkpoint(scene, job)
-                nursery.start_soon(show_held, scene, published.checkpoint_id)
-            if scene.plan.when is When.LATER:
-                while not picture.ended and scene.turns_since(observer.published_ts) < LATER_TURNS:
-                    await scene.catch_up()
-                    await trio.sleep(LOOK_S)
-                scope.cancel()
+            await _until_struck(scene, job, observer, nursery)
             await trio.lowlevel.checkpoint()
             raise DemoError("the crash did not come about")
     picture.left_checkpoint()
+
+
+async def _until_struck(scene: Scene, job: Coordinator, observer: Observer, nursery: trio.Nursery) -> None:
+    """The planned checkpoints were taken, and the crash fell into one of them or afterwards."""
+    picture = scene.picture
+    for turns in scene.plan.checkpoints_at:
+        await finished(picture, turns)
+        published = await checkpoint(scene, job)
+        nursery.start_soon(show_held, scene, published.checkpoint_id)
+    if scene.plan.when is When.LATER:
+        while not picture.ended and scene.turns_since(observer.published_ts) < LATER_TURNS:
+            await scene.catch_up()
+            await trio.sleep(LOOK_S)
+        observer.now()
+
+
+async def only_life(scene: Scene, deployment: Deployment, running: trio.Event) -> Onward:
+    """The job ran and one server died at the planned point; the coordinator started all anew, and the job ended.
+
+    `running` is set when the servers are open again.
+    """
+    picture, disk, plan = scene.picture, scene.world.seams.disk, scene.plan
+    turns = {each.rollout_id: each.turns for each in plan.rollouts}
+    held: list[Held] = []
+
+    def strike() -> None:
+        deployment.kill(plan.kill.server)
+        picture.say(f"SIGKILL to {plan.kill.server} alone, while its coordinator lives", Tone.CRASH)
+
+    async def restarted(report: Restarted) -> None:
+        await scene.catch_up()
+        held.append(with_live(await scene.held(report.checkpoint_id), report.verdicts, turns))
+        picture.left_checkpoint()
+        picture.killed(held[-1])
+        picture.epoch = report.epoch
+        picture.headline = f"life 1 goes on, epoch {report.epoch}"
+        picture.restored(report.verdicts)
+        picture.say(f"restarted: {report.story()}", Tone.CHECKPOINT)
+        for line in scene.seen:  # what the new servers did before this was known
+            picture.saw(line)
+        running.set()
+
+    trainer = scene.trainer()
+    trainer.on_restart = restarted
+    with disk.create(scene.home / "coordinator-1.jsonl") as file:
+        observer = Observer(picture, file, plan.when, strike)
+        async with scene.coordinator(deployment, trainer, observer) as job:
+            recovered = await begin(scene, job, deployment, 1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run_rollouts, scene, job, recovered, trainer)
+                await _until_struck(scene, job, observer, nursery)
+                await running.wait()
+            await checkpoint(scene, job)
+            epoch = job.restarts[0].epoch
+    return Onward(held[0], epoch, trainer)
 
 
 async def show_held(scene: Scene, checkpoint_id: str) -> None:
@@ -238,14 +301,15 @@ async def checkpoint(scene: Scene, job: Coordinator) -> Published:
 
 
 @frozen
-class SecondLife:
-    """What the second life went on from, and its trainer at the end."""
+class Onward:
+    """What the job went on from after the crash, in which epoch, and its trainer at the end."""
 
-    recovered: Recovered
+    held: Held
+    epoch: int
     trainer: DemoTrainer
 
 
-async def second_life(scene: Scene, deployment: Deployment, old: Deployment | None, running: trio.Event) -> SecondLife:
+async def second_life(scene: Scene, deployment: Deployment, old: Deployment | None, running: trio.Event) -> Onward:
     """The job went on from the files and ended; servers of the life before, if any are left, were ended meanwhile.
 
     `running` is set when the servers are open again. A last checkpoint saves all results, and the servers release them.
@@ -253,9 +317,9 @@ async def second_life(scene: Scene, deployment: Deployment, old: Deployment | No
     picture, disk = scene.picture, scene.world.seams.disk
     trainer = scene.trainer()
     with disk.create(scene.home / "coordinator-2.jsonl") as file:
-        journal = Journal(Observer(picture, file), scene.world.seams.clock)
-        async with scene.coordinator(deployment, trainer, journal) as job:
+        async with scene.coordinator(deployment, trainer, Observer(picture, file)) as job:
             recovered = await begin(scene, job, deployment, 2)
+            held = await scene.held(recovered.checkpoint_id)
             if old is not None:
                 picture.say("SIGKILL to the servers of life 1, which nobody has used since", Tone.CRASH)
                 old.kill()
@@ -263,4 +327,4 @@ async def second_life(scene: Scene, deployment: Deployment, old: Deployment | No
             running.set()
             await run_rollouts(scene, job, recovered, trainer)
             await checkpoint(scene, job)
-    return SecondLife(recovered, trainer)
+    return Onward(held, recovered.epoch, trainer)

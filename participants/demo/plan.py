@@ -18,6 +18,7 @@ from statecore.seams import Disk, Entropy, SeededEntropy
 from statecore.wire import canonical, parse, structure, unstructure
 
 from ..coordination.trainer import Dispatch
+from .moments import BEFORE_PUBLICATION, Moment
 
 PLAN_FILE: Final = "demo.json"
 GROUP_SIZE: Final = 4
@@ -38,18 +39,56 @@ MIXED: Final = "mixed"
 
 
 class Kill(StrEnum):
-    """What dies: the coordinator is always abandoned; ALL kills every server with SIGKILL as well."""
+    """What dies, with SIGKILL. ALL: every server and the coordinator. COORDINATOR: it alone, its servers live on.
+
+    The others are one server each; the coordinator lives, notices, and starts all servers anew.
+    """
 
     ALL = "all"
     COORDINATOR = "coordinator"
+    POLICY = "policy"
+    AGENT = "agent"
+    RESOURCES = "resources"
+    ENVIRONMENT = "environment"
+
+    @property
+    def server(self) -> str:
+        """The one server that dies; "" where it is not one alone."""
+        return {"all": "", "coordinator": "", "resources": "game"}.get(self.value, self.value)
 
 
 class When(StrEnum):
-    """Where the crash falls: between publication and resume, inside the second checkpoint, or two turns later."""
+    """Where the crash falls: in a phase of a checkpoint, or between two.
+
+    Up to `PROVE` it is the second checkpoint, so that the first is in force (BEFORE_PUBLISH is VALIDATE by another
+    name); from PUBLISHED on it is the first. IDLE: it is just over. LATER: two turns after that.
+    """
 
     PUBLISHED = "published"
     BEFORE_PUBLISH = "before-publish"
     LATER = "later"
+    FREEZE = "freeze"
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    SETTLE = "settle"
+    SAVE = "save"
+    VALIDATE = "validate"
+    PROVE = "prove"
+    ACKNOWLEDGE = "acknowledge"
+    RESUME = "resume"
+    IDLE = "idle"
+
+    @property
+    def moment(self) -> Moment | None:
+        """The moment of the crash; None if it hangs on turns."""
+        if self is When.LATER:
+            return None
+        return Moment.VALIDATE if self is When.BEFORE_PUBLISH else Moment(self.value)
+
+    @property
+    def checkpoint(self) -> int:
+        """Which checkpoint it belongs to, from 0."""
+        return 1 if self.moment in BEFORE_PUBLICATION else 0
 
 
 class PlanError(StatecoreError):
@@ -100,7 +139,7 @@ class RolloutPlan:
 class Plan:
     """The whole job. `checkpoints_at` counts finished turns of the first life: a checkpoint is taken at each.
 
-    `pace` scales all waiting: 1 as planned, 0 without any.
+    `pace` scales all waiting: 1 as planned, 0 without any. `fault`: the number of a rule that is taken out (`faults`).
     """
 
     seed: int
@@ -110,6 +149,7 @@ class Plan:
     when: When = When.PUBLISHED
     stagger_s: float = STAGGER_S
     pace: float = 1.0
+    fault: str = ""
 
     @property
     def groups(self) -> tuple[tuple[RolloutPlan, ...], ...]:
@@ -143,7 +183,7 @@ def make_plan(options: Options) -> Plan:
         members = range(min(GROUP_SIZE, options.rollouts - number))
         rollouts += _group(number // GROUP_SIZE, members, options, dice)
     total = sum(each.turns for each in rollouts)
-    shares = {When.PUBLISHED: (0.5,), When.BEFORE_PUBLISH: (0.35, 0.65), When.LATER: (0.45,)}[options.when]
+    shares = (0.35, 0.65) if options.when.checkpoint else (0.45,) if options.when is When.LATER else (0.5,)
     at = tuple(max(1, round(total * share)) for share in shares)
     return Plan(seed=options.seed, rollouts=tuple(rollouts), checkpoints_at=at, kill=options.kill, when=options.when)
 

@@ -52,7 +52,13 @@ def factory(name: str) -> str:
 
 
 def app(name: str, place: Place) -> ASGIApp:
-    """The application of this server."""
+    """The application of this server; with the fault of the plan, if it has one that is this server's."""
+    if place.plan.fault:
+        from .broken_servers import BROKEN
+
+        broken = BROKEN.get((place.plan.fault, name))
+        if broken is not None:
+            return broken(place)
     module = importlib.import_module(f".{MODULES[name]}", __package__)
     made: ASGIApp = getattr(module, f"{name}_app")(place)
     return made

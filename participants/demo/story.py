@@ -15,7 +15,7 @@ from statecore.seams import on_disk
 
 from ..commands.console import count
 from .counting import Held, Verdict, differences, numbers
-from .life import DemoError, Scene, SecondLife, first_life, run_rollouts, second_life
+from .life import DemoError, Onward, Scene, first_life, only_life, run_rollouts, second_life
 from .lines import Line, read_journals
 from .picture import Picture, Tone
 from .plan import Kill, Plan, When
@@ -27,10 +27,12 @@ JOB = "job"
 UNDISTURBED = "undisturbed"
 CRASHED = {
     When.PUBLISHED: "{} is published, and nothing is resumed yet",
-    When.BEFORE_PUBLISH: "{} is being validated: it is not published",
     When.LATER: "{} is in force, and more turns are finished",
+    When.ACKNOWLEDGE: "{} is in force, and no result is released yet",
+    When.RESUME: "{} is in force, and the first server is open again",
+    When.IDLE: "{} is in force, and all servers are open again",
 }
-"""Where the crash falls, with the newest checkpoint."""
+"""Where the crash falls, with the newest checkpoint; in a phase before publication if it is not here."""
 
 
 @frozen
@@ -48,21 +50,24 @@ async def tell(plan: Plan, world: World, directory: Path, picture: Picture) -> E
     try:
         scene = Scene(plan, world, directory / JOB, picture)
         await scene.prepare()
-        undisturbed = scene.trainer()
+        undisturbed = DemoTrainer(plan, world.seams.disk)
         async with trio.open_nursery() as watching:
             watching.start_soon(scene.watch)
             async with trio.open_nursery() as nursery:
                 running = trio.Event()
                 nursery.start_soon(_undisturbed, scene, directory / UNDISTURBED, undisturbed, running)
-                at_crash, second = await _two_lives(scene, running)
-            await picture.until(lambda: picture.results == len(plan.rollouts) or bool(second.trainer.lost()))
+                if plan.kill.server:
+                    at_crash, onward = None, await only_life(scene, world.deployment(scene.home), running)
+                else:
+                    at_crash, onward = await _two_lives(scene, running)
+            await picture.until(lambda: picture.results == len(plan.rollouts) or bool(onward.trainer.lost()))
             watching.cancel_scope.cancel()
-        return await _ending(scene, at_crash, second, undisturbed)
+        return await _ending(scene, at_crash, onward, undisturbed)
     finally:
         await world.end()
 
 
-async def _two_lives(scene: Scene, running: trio.Event) -> tuple[tuple[Line, ...], SecondLife]:
+async def _two_lives(scene: Scene, running: trio.Event) -> tuple[tuple[Line, ...] | None, Onward]:
     """The first life was abandoned and the second has ended; `running` is set when the second one is under way.
 
     Returned are the lines of all journals at the crash, and the second life.
@@ -75,7 +80,7 @@ async def _two_lives(scene: Scene, running: trio.Event) -> tuple[tuple[Line, ...
         await first.stop()
     await scene.catch_up()
     at_crash = tuple(scene.seen)
-    picture.say(CRASHED[plan.when].format(picture.checkpoint_id), Tone.CHECKPOINT)
+    picture.say(where(plan.when).format(picture.checkpoint_id), Tone.CHECKPOINT)
     servers = "SIGKILL to all servers" if plan.kill is Kill.ALL else "its servers live on"
     picture.say(f"the coordinator is abandoned, {servers}", Tone.CRASH)
     in_force = await scene.in_force()
@@ -89,6 +94,11 @@ async def _two_lives(scene: Scene, running: trio.Event) -> tuple[tuple[Line, ...
     return at_crash, await second_life(scene, second, left, running)
 
 
+def where(when: When) -> str:
+    """Where the crash falls, in words; `{}` is the newest checkpoint."""
+    return CRASHED.get(when, f"{{}} is at its {when.moment}: it is not published")
+
+
 async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, running: trio.Event) -> None:
     """`trainer` has the results of the same job in a deployment of its own: no checkpoint, no crash, no waiting.
 
@@ -97,7 +107,7 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     await running.wait()
     began = trio.current_time()
     plan, world = disturbed.plan, disturbed.world
-    scene = Scene(evolve(plan, pace=0.0), world, home, Picture(plan))
+    scene = Scene(evolve(plan, pace=0.0, fault=""), world, home, Picture(plan))
     await scene.prepare()
     async with scene.coordinator(world.deployment(home), trainer) as job:
         await run_rollouts(scene, job, await job.recover(), trainer)
@@ -107,17 +117,20 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     disturbed.picture.say(f"meanwhile, the same job undisturbed in servers of its own: {took:.1f} s")
 
 
-async def _ending(scene: Scene, at_crash: tuple[Line, ...], second: SecondLife, undisturbed: DemoTrainer) -> Ending:
-    """Everything is counted from the files."""
+async def _ending(
+    scene: Scene, at_crash: tuple[Line, ...] | None, onward: Onward, undisturbed: DemoTrainer
+) -> Ending:
+    """Everything is counted from the files. Without the lines at the crash it is all that the older servers wrote."""
     disk = scene.world.seams.disk
     lines = await on_disk(disk, read_journals, disk, scene.home / JOURNALS)
-    held = await scene.held(second.recovered.checkpoint_id)
-    trainer = second.trainer
+    if at_crash is None:
+        at_crash = tuple(line for line in lines if line.epoch < onward.epoch)
+    trainer = onward.trainer
     verdict = Verdict(
-        numbers=numbers(at_crash, lines, held),
+        numbers=numbers(at_crash, lines, onward.held),
         lost_results=trainer.lost(),
         doubled_results=trainer.doubled(),
         differences=differences(trainer.results(), undisturbed.results()),
     )
     scene.picture.headline = "the end"
-    return Ending(verdict, held, lines, trainer)
+    return Ending(verdict, onward.held, lines, trainer)

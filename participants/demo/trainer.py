@@ -7,7 +7,7 @@ trainer but what it saved: after a crash a new one has a checkpoint, or nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from statecore.seams import Disk, on_disk
 from statecore.wire import canonical, parse, structure, unstructure
 
+from ..coordination.outcomes import Restarted
 from ..coordination.trainer import Dispatch, Result
 from ..records.records import Disposition, Receipt
 from .plan import Plan
@@ -44,12 +45,16 @@ class State:
 
 @define(eq=False)
 class DemoTrainer:
-    """A `trainer.Trainer` for the job of `plan`. `life` is the epoch, which is no other life's and is never saved."""
+    """A `trainer.Trainer` for the job of `plan`. `life` is the epoch, which is no other life's and is never saved.
+
+    `on_restart` is called when all servers were started anew.
+    """
 
     plan: Plan
     disk: Disk
     state: State = field(factory=State)
     life: int = 0
+    on_restart: Callable[[Restarted], Awaitable[None]] | None = None
 
     # --- what the coordinator calls
 
@@ -74,6 +79,11 @@ class DemoTrainer:
 
     async def consumed(self) -> set[str]:
         return {each.rollout_id for each in self.state.accepted}
+
+    async def restarted(self, report: Restarted) -> None:
+        """One server had died; nothing of this trainer rolls back."""
+        if self.on_restart is not None:
+            await self.on_restart(report)
 
     @property
     def policy_version(self) -> tuple[int, int]:

@@ -98,16 +98,18 @@ def gymnasium_resources(
     on_applied: Callable[[Applied], None] | None = None,
     seams: Seams | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
+    kind: type[Resources[Play]] = Resources,
 ) -> ASGIApp:
     """A server of one environment id, or without one of all supported: then each seed says which (`env_id`).
 
     A verification reads and changes nothing, so it may run again (Verify.REPLAY). `on_applied` is told of each change
-    before its reply leaves; it must not block. Raises ValueError for an id that is not supported.
+    before its reply leaves; it must not block. `kind` is `Resources` or a subclass of it. Raises ValueError for an id
+    that is not supported.
     """
     if env_id is not None and env_id not in SUPPORTED:
         raise ValueError(f"{env_id!r} is none of {', '.join(SUPPORTED)}")
     codec = PlayCodec(env_id)
-    resources: Resources[Play] = Resources(
+    resources = kind(
         name, settings, codec=codec, mode=Mode.EXPORT_RESTORE, verify=verify, seams=seams, transport=transport
     )
     routes = _Routes(resources, codec, on_applied)

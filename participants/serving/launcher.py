@@ -99,7 +99,8 @@ class ProcessLauncher:
     `environment` is what they all inherit (default: this process's); over it come the spec's own, the epoch, `token` if
     there is one, and ``STATECORE_SERVERS``, a JSON map from name to URL. The output of each is appended to
     ``<log_dir>/<name>.log``. `ready_timeout_s` bounds the start, `stop_timeout_s` how long SIGTERM may take. With
-    `lifeline` the servers end when this process does; without it they outlive it, and reopen by their leases.
+    `lifeline` the servers end when this process does; without it they outlive it, and reopen by their leases. It may be
+    the reading end of a pipe that somebody else holds: then they outlive this process and end when that one does.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ProcessLauncher:
         cwd: Path | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
-        lifeline: bool = False,
+        lifeline: bool | int = False,
     ) -> None:
         names = [spec.name for spec in specs]
         if not names or len(set(names)) != len(names):
@@ -186,7 +187,9 @@ class ProcessLauncher:
                 for spec in self.specs:
                     ready[spec.name], told = _pipe(ours, theirs)
                     inherited = {"--fd": sockets[spec.name].fileno(), "--ready-fd": told}
-                    if self.lifeline:
+                    if type(self.lifeline) is int:
+                        inherited["--lifeline-fd"] = self.lifeline
+                    elif self.lifeline:
                         inherited["--lifeline-fd"], _held = _pipe(theirs, self._lifelines)
                     await self._spawn(spec, self._env(spec, epoch, urls), inherited)
             failures: list[StartupFailed] = []
