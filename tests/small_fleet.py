@@ -68,6 +68,7 @@ class History:
     calls: list[tuple[str, str, Reply]] = field(factory=list)
     released: list[str] = field(factory=list)
     scripts: dict[tuple[str, str], Script] = field(factory=dict)
+    features: tuple[str, ...] = ()
 
     def verbs(self, server: str | None = None) -> list[str]:
         return [verb for name, verb, _ in self.calls if server in (None, name)]
@@ -89,6 +90,7 @@ class FakeServer:
     fenced: set[str] = field(factory=set)
     retired: dict[str, int] = field(factory=dict)
     committed: Reply = field(factory=dict)
+    left_out: set[EpisodeId] = field(factory=set)
 
     @property
     def kind(self) -> str:
@@ -132,6 +134,7 @@ class FakeServer:
             "instance": self.name,
             "instance_role": ROLES[self.name],
             "checkpoint_mode": "exported",
+            "features": list(self.fleet.history.features),
         }
         answer = script(self, {}) if script is not None else None
         if isinstance(answer, Response):
@@ -144,6 +147,7 @@ class FakeServer:
         if isinstance(answer, Response):
             return answer
         said = {"kind": self.kind, "instance": self.name, "phase": self.phase, "checkpoint_id": self.checkpoint_id}
+        said["report"] = self.report(self.blockers())
         return JSONResponse(self.stamped(said))
 
     def verb(self, verb: str) -> Callable[[Request], Any]:
@@ -175,6 +179,9 @@ class FakeServer:
         wrong = self.wrong_id(body)
         if wrong is not None or self.born:
             return wrong or self.refuse(409, "invalid_phase")
+        if "leave_out" in body and "leave_out" not in self.fleet.history.features:
+            return JSONResponse({"detail": [{"type": "extra_forbidden", "loc": ["body", "leave_out"]}]}, 422)
+        self.left_out |= {EpisodeId(**each) for each in body.get("leave_out", ())}
         self.phase, self.checkpoint_id = "preparing", body["checkpoint_id"]
         while self.phase == "preparing":
             blockers = self.blockers()
@@ -189,7 +196,8 @@ class FakeServer:
     def blockers(self) -> list[FakeEpisode]:
         if self.name != "env":
             return []
-        return [each for each in self.fleet.live() if each.started and not each.parked]
+        moving = [each for each in self.fleet.live() if each.started and not each.parked]
+        return [each for each in moving if each.episode not in self.left_out]
 
     def report(self, blockers: list[FakeEpisode]) -> Reply:
         retained = [each.receipt.to_json() for each in self.fleet.retained() if each.receipt is not None]
@@ -291,6 +299,7 @@ class FakeServer:
         """As resume and as the end of a lease do."""
         self.fenced.add(checkpoint_id)
         self.phase, self.checkpoint_id, self.born = "idle", None, False
+        self.left_out = set()
         self.fleet.changed()
 
     async def on_renew(self, body: Reply) -> Reply | Response:
@@ -444,9 +453,13 @@ class Fleet:
 
     def drop(self, retired: EpisodeId) -> None:
         for episode in list(self.episodes):
-            waiting = not self.episodes[episode].started
-            if episode.rollout_id == retired.rollout_id and episode.attempt <= retired.attempt and waiting:
-                del self.episodes[episode]
+            each = self.episodes[episode]
+            if episode.rollout_id != retired.rollout_id or episode.attempt > retired.attempt or each.done.is_set():
+                continue
+            each.failed = (409, "stale_attempt")
+            each.scope.cancel()
+            each.done.set()
+            del self.episodes[episode]
 
 
 @define(eq=False)

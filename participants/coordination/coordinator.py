@@ -27,6 +27,7 @@ from ..net.client import MAX_IN_FLIGHT, make_client
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
 from ..settings import Seams, Settings, SettingsError
+from .checkpointing import Checkpointing
 from .deployment import discover, resume_all
 from .dispatch import Dispatcher
 from .ledger import recovered
@@ -34,8 +35,9 @@ from .life import CoordinatorSettings, Life, log
 from .outcomes import Aborted, Batch, BatchReport, CoordinatorError, Overtaken, Published, Recovered
 from .recovery import CheckpointRejected, Found, RestorePlan, Verdict, plan_restore
 from .restoring import claim_and_choose, recorded_servers, restore
+from .stragglers import Stragglers
 from .trainer import Dispatch, Trainer
-from .transaction_shell import CheckpointRun, Open
+from .transaction_shell import Open
 
 __all__ = [
     "Aborted",
@@ -88,7 +90,7 @@ class Coordinator:
         self._clients = AsyncExitStack()
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
-        self._run: CheckpointRun | None = None
+        self._run: Checkpointing | None = None
         self._unfinished: deque[Open] = deque(maxlen=UNFINISHED_KEPT)
         self._failures = 0
         self._started = False
@@ -216,17 +218,21 @@ class Coordinator:
 
     # --- checkpoints
 
-    async def checkpoint(self, timeout_s: float = 60.0) -> Published | Aborted:
+    async def checkpoint(
+        self, timeout_s: float = 60.0, *, stragglers: Stragglers | str | None = None
+    ) -> Published | Aborted:
         """A checkpoint is in force, or why not; never raises for what servers do.
 
-        `timeout_s` bounds everything before publication. Overtaken when another coordinator has claimed the root.
+        `timeout_s` bounds everything before publication. `stragglers` (default: the setting) says what becomes of
+        rollouts that do not stand in time. Overtaken when another coordinator has claimed the root.
         """
+        choice = self.settings.stragglers if stragglers is None else Stragglers(stragglers)
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a number of seconds greater than 0, not {timeout_s}")
         life, _ = self._living()
         if self._run is not None:
             raise RuntimeError(f"{self._run.checkpoint_id} is under way: one checkpoint at a time")
-        self._run = run = CheckpointRun(life, life.next_checkpoint_id(), timeout_s)
+        self._run = run = Checkpointing(life, timeout_s, choice)
         try:
             await self._end_unfinished(life)
             outcome = await run.run()

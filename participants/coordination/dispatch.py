@@ -155,6 +155,10 @@ class Dispatcher:
 
     async def _run_one(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
         answer = await self._until_final(episode)
+        while answer.came is not Came.RESULT and await self._life.retirements.has_retired(episode):
+            episode = self._next_attempt(episode)
+            answer = await self._until_final(episode)
+        self._life.retirements.forget(episode)
         if answer.came is not Came.RESULT or answer.receipt is None:
             log.warning("%s has no result: %s", episode.key, answer.why)
             lost[episode.rollout_id] = answer.why
@@ -164,6 +168,14 @@ class Dispatcher:
             await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
+
+    def _next_attempt(self, episode: EpisodeId) -> EpisodeId:
+        """The attempt after one that was retired everywhere; its batch runs it, nobody else is handed it."""
+        ledger = self._life.ledger.retried(episode.rollout_id)
+        following = ledger[episode.rollout_id].episode
+        self._handed_out.add(following)
+        self._life.note(ledger)
+        return following
 
     async def _go_on(self, episode: EpisodeId, lost: dict[str, str], errors: list[Exception]) -> None:
         """As `_run_one`, for an execution whose run was given up: at any moment of it."""
@@ -176,7 +188,7 @@ class Dispatcher:
             except Exception as error:  # as above
                 errors.append(error)
         else:
-            await self._run_one(episode, lost, errors)
+            await self._run_one(known.episode, lost, errors)
 
     async def _until_final(self, episode: EpisodeId) -> Answer:
         """The answer to an execution, however often it has to be sent."""

@@ -29,6 +29,8 @@ from ..settings import Seams
 from .deployment import Deployment, Member
 from .housekeeping import Housekeeping
 from .ledger import Ledger
+from .retirement import Retirements
+from .stragglers import Stragglers
 from .trainer import Trainer
 
 log = logging.getLogger("statecore.coordinator")
@@ -42,7 +44,8 @@ class CoordinatorSettings:
 
     `settle_share`: which part of the time left to a checkpoint may be spent on waiting for results that are on their
     way. `run_patience_s`: how long a `/run` is sent again without getting anywhere, outside of checkpoints; longer than
-    the servers' lease grace. `loud_after`: so many failed checkpoints in a row are reported as an error.
+    the servers' lease grace. `loud_after`: so many failed checkpoints in a row are reported as an error. `stragglers`:
+    what a checkpoint does about rollouts that do not stand after `soft_share` of its time, if it is not told otherwise.
     """
 
     max_clock_skew_s: float = field(default=5.0, validator=validators.ge(0))
@@ -60,6 +63,8 @@ class CoordinatorSettings:
     max_result_bytes: int = field(default=256 << 20, validator=validators.ge(1))
     retire_batch: int = field(default=500, validator=validators.ge(1))
     loud_after: int = field(default=3, validator=validators.ge(1))
+    stragglers: Stragglers = field(default=Stragglers.ABORT, converter=Stragglers)
+    soft_share: float = field(default=0.8, validator=validators.and_(validators.gt(0), validators.lt(1)))
     control_retries: Retries = field(factory=Retries)
 
 
@@ -102,6 +107,7 @@ class Life:
     door: Door = field(factory=Door)
     hooks: trio.Lock = field(factory=trio.Lock)
     housekeeping: Housekeeping = field(factory=Housekeeping)
+    retirements: Retirements = field(factory=Retirements)
     _stopped: StatecoreError | None = None
     _sequence: int = 0
     _changed: trio.Event = field(factory=trio.Event)
