@@ -35,6 +35,7 @@ from statecore.seams import Clock, MemoryDisk, SeededEntropy
 from statecore.wire import digest
 
 TOKEN = "tok"
+SHOWN = 100
 KINDS = {"env": "environment", "policy": "model", "agent": "agent", "tools": "resources"}
 ROLES = {"env": "environment", "policy": "policy", "agent": "agent", "tools": "resources"}
 
@@ -200,11 +201,12 @@ class FakeServer:
         return [each for each in moving if each.episode not in self.left_out]
 
     def report(self, blockers: list[FakeEpisode]) -> Reply:
+        count, blockers = len(blockers), blockers[:SHOWN]
         retained = [each.receipt.to_json() for each in self.fleet.retained() if each.receipt is not None]
         return {
-            "ready": not blockers,
+            "ready": not count,
             "blockers": [each.episode.key for each in blockers],
-            "blocker_count": len(blockers),
+            "blocker_count": count,
             "counts": {},
             "restarts": list(self.fleet.restarts) if self.name == "tools" else [],
             "blocker_details": [

@@ -39,10 +39,10 @@ class Checkpointing:
 
     def __attrs_post_init__(self) -> None:
         self._ends = trio.current_time() + self.timeout_s
-        self.current = self._next(self.timeout_s)
+        self.current = self._next(self.timeout_s, self.stragglers)
 
-    def _next(self, timeout_s: float) -> CheckpointRun:
-        return CheckpointRun(self.life, self.life.next_checkpoint_id(), timeout_s, self.stragglers)
+    def _next(self, timeout_s: float, stragglers: Stragglers) -> CheckpointRun:
+        return CheckpointRun(self.life, self.life.next_checkpoint_id(), timeout_s, stragglers)
 
     @property
     def checkpoint_id(self) -> str:
@@ -58,7 +58,7 @@ class Checkpointing:
         """The checkpoint is in force, or aborted. Overtaken when another coordinator has claimed the root."""
         began = trio.current_time()
         times: tuple[PhaseTime, ...] = ()
-        for left in reversed(range(MOST_RUNS)):
+        for left in reversed(range(MOST_RUNS)):  # behind the last one nobody would be tried again: it retires nobody
             outcome = await self.current.run()
             times += outcome.phases
             gone = self.current.to_retire
@@ -69,10 +69,10 @@ class Checkpointing:
             else:
                 problem = await self._retire(gone)
             time_left = self._ends - trio.current_time()
-            if problem or not left or time_left <= 0:
+            if problem or time_left <= 0:
                 outcome = evolve(outcome, reason=f"{outcome.reason}; {problem}" if problem else outcome.reason)
                 break
-            self.current = self._next(time_left)
+            self.current = self._next(time_left, self.stragglers if left > 1 else Stragglers.ABORT)
         self.life.door.open()
         outcome = evolve(outcome, phases=times, seconds=trio.current_time() - began)
         started_over = {
