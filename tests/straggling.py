@@ -1,4 +1,4 @@
-"""The whole job with places at which a rollout can be made to take for ever: in the agent, in a tool, in the environment."""
+"""The whole job with places at which a rollout can take for ever: in the agent, in a tool, in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stragglers seen by the coordinator alone, over small servers: whom it tells what, what it says, which calls may fail."""
+"""Stragglers seen by the coordinator alone, over small servers: whom it tells what, what it says, what may fail."""
 
 from __future__ import annotations
 
@@ -274,16 +274,15 @@ async def test_s33_any_reply_that_is_lost_while_retiring_changes_nothing(
 @pytest.mark.trio
 async def test_nobody_is_retired_before_all_servers_are_open(autojump_clock: MockClock) -> None:
     """A server that did not hear the end of the checkpoint would refuse; the outcome says so, and dispatch goes on."""
-    async with a_world() as world:
-        async with running(world.coordinator(world.trainer()), slow(p1=30)) as (job, _):
-            await trio.sleep(1.5)
-            world.network.faults = lambda call: Fault(refuse=True) if is_call(call, "env", "resume") else None
-            outcome = await job.checkpoint(20, stragglers="retire")
-            assert isinstance(outcome, Aborted)
-            assert "not retired, since not resumed: env: resume" in outcome.reason
-            assert "retire" not in world.history.verbs()
-            world.network.faults = None
-            assert (await job.checkpoint(20, stragglers="retire")).published
+    async with a_world() as world, running(world.coordinator(world.trainer()), slow(p1=30)) as (job, _):
+        await trio.sleep(1.5)
+        world.network.faults = lambda call: Fault(refuse=True) if is_call(call, "env", "resume") else None
+        outcome = await job.checkpoint(20, stragglers="retire")
+        assert isinstance(outcome, Aborted)
+        assert "not retired, since not resumed: env: resume" in outcome.reason
+        assert "retire" not in world.history.verbs()
+        world.network.faults = None
+        assert (await job.checkpoint(20, stragglers="retire")).published
 
 
 @pytest.mark.trio
@@ -297,7 +296,8 @@ async def test_a_straggler_after_the_other_is_retired_as_long_as_there_is_time(a
         return {"phase": "preparing", "report": {"ready": False, "blockers": ["x"], "blocker_details": details}}
 
     async with a_world() as world:
-        async with running(world.coordinator(world.trainer()), dispatches({"a": 9, "b": 9, "c": 9, "d": 9})) as (job, _):
+        new = dispatches(dict.fromkeys("abcd", 9))
+        async with running(world.coordinator(world.trainer()), new) as (job, _):
             await trio.sleep(1.5)
             world.script("env", "prepare", always)
             outcome = await job.checkpoint(30, stragglers="retire")
@@ -313,8 +313,8 @@ async def test_a_straggler_after_the_other_is_retired_as_long_as_there_is_time(a
 
 @pytest.mark.trio
 async def test_a_checkpoint_that_is_given_up_while_it_retires(autojump_clock: MockClock) -> None:
-    """Its caller is cancelled in the middle: dispatch goes on, nothing is tried again that may not be over, and the next
-    checkpoint works.
+    """Its caller is cancelled in the middle: dispatch goes on, nothing is tried again that may not be over, and the
+    next checkpoint works.
     """
     async with a_world() as world:
         async with running(world.coordinator(world.trainer()), slow(p1=40)) as (job, reports):
@@ -337,21 +337,20 @@ async def test_s10_blockers_are_told_at_10_50_and_90_percent(
 ) -> None:
     """By name, reason and for how long, while the servers still wait; once they are ready nothing is said."""
     caplog.set_level(logging.INFO, "statecore.coordinator")
-    async with a_world() as world:
-        async with running(world.coordinator(world.trainer()), slow(p1=40)) as (job, _):
-            await trio.sleep(1.5)
-            assert isinstance(await job.checkpoint(20), Aborted)
-            told = [(each.levelname, each.getMessage()) for each in caplog.records if "it waits for" in each.message]
-            who = "slow attempt 0 at env: running a turn for 1.5 s"
-            assert told == [
-                ("INFO", f"ck-000001-000002: after 10 % of 20 s it waits for {who}"),
-                ("WARNING", f"ck-000001-000002: after 50 % of 20 s it waits for {who}"),
-                ("WARNING", f"ck-000001-000002: after 90 % of 20 s it waits for {who}"),
-            ]
-            caplog.clear()
-            await trio.sleep(70)
-            assert (await job.checkpoint(20)).published
-            assert not [each for each in caplog.records if "it waits for" in each.message]
+    async with a_world() as world, running(world.coordinator(world.trainer()), slow(p1=40)) as (job, _):
+        await trio.sleep(1.5)
+        assert isinstance(await job.checkpoint(20), Aborted)
+        told = [(each.levelname, each.getMessage()) for each in caplog.records if "it waits for" in each.message]
+        who = "slow attempt 0 at env: running a turn for 1.5 s"
+        assert told == [
+            ("INFO", f"ck-000001-000002: after 10 % of 20 s it waits for {who}"),
+            ("WARNING", f"ck-000001-000002: after 50 % of 20 s it waits for {who}"),
+            ("WARNING", f"ck-000001-000002: after 90 % of 20 s it waits for {who}"),
+        ]
+        caplog.clear()
+        await trio.sleep(70)
+        assert (await job.checkpoint(20)).published
+        assert not [each for each in caplog.records if "it waits for" in each.message]
 
 
 @pytest.mark.trio
@@ -360,13 +359,13 @@ async def test_s10_a_server_that_gives_no_status_is_told_as_well(
 ) -> None:
     """Looking never fails a checkpoint."""
     caplog.set_level(logging.INFO, "statecore.coordinator")
-    async with a_world() as world:
-        async with running(world.coordinator(world.trainer()), dispatches({"p1": 9}, turn_s=6.0)) as (job, _):
-            await trio.sleep(1.5)
-            world.script("env", "status", lambda server, _: server.refuse(500, "internal_error"))
-            assert (await job.checkpoint(20)).published
-            (told,) = [each.getMessage() for each in caplog.records if "it waits for" in each.message]
-            assert "env: it gives no status: env: status: HTTP 500" in told
+    new = dispatches({"p1": 9}, turn_s=6.0)
+    async with a_world() as world, running(world.coordinator(world.trainer()), new) as (job, _):
+        await trio.sleep(1.5)
+        world.script("env", "status", lambda server, _: server.refuse(500, "internal_error"))
+        assert (await job.checkpoint(20)).published
+        (told,) = [each.getMessage() for each in caplog.records if "it waits for" in each.message]
+        assert "env: it gives no status: env: status: HTTP 500" in told
 
 
 # --- bad input

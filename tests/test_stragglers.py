@@ -1,8 +1,7 @@
-"""A rollout that does not stand in time: the checkpoint goes without it, or it is retired and starts over (section 12)."""
+"""A rollout that does not stand in time: the checkpoint goes without it, or it is retired and starts over."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ import trio
 from participants.coordination.coordinator import Aborted, Published
 from participants.coordination.stragglers import Stragglers
 from participants.records.records import Disposition
-from participants.serving.testing import Fault, once
+from participants.serving.testing import Fault
 from tests.straggling import REWARD, TURNS, Delays, Running, crash, grouped, running, slow_job
 from tests.whole_job import WholeJob, run, settle
 
 CONTINUE, FRESH, QUEUED, COMPLETED = Disposition.CONTINUE, Disposition.FRESH, Disposition.QUEUED, Disposition.COMPLETED
-PLACES = {"agent": "its loop runs at simple_agent", "tools": "its loop runs at simple_agent", "env": "step 'before' at env"}
+LOOP = "its loop runs at simple_agent"
+PLACES = {"agent": LOOP, "tools": LOOP, "env": "step 'before' at env"}
 
 
 def counted(outcome: Published | Aborted) -> dict[str, int]:
@@ -295,8 +295,8 @@ def test_s18_nothing_of_it_is_left_behind_an_abort() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_straggler_is_retired_and_starts_over_behind_the_checkpoint(place: str) -> None:
-    """It is over on every server before its next attempt waits; that one leaves when dispatch goes on. Late calls of the
-    old one are refused. Covers: I6, I8.
+    """It is over on every server before its next attempt waits; that one leaves when dispatch goes on. Late calls of
+    the old one are refused. Covers: I6, I8.
     """
 
     async def test(job: WholeJob) -> None:
@@ -406,8 +406,8 @@ def test_a_result_that_comes_while_its_attempt_is_retired_cancels_the_retry() ->
 
 @pytest.mark.parametrize("server", ["env", "simple_agent", "policy_model", "tools"])
 def test_an_attempt_that_cannot_be_retired_everywhere_is_not_tried_again(server: str) -> None:
-    """One server does not answer: the checkpoint is aborted and says so, and no second attempt is dispatched beside what
-    may be left of the first. Covers: I6.
+    """One server does not answer: the checkpoint is aborted and says so, and no second attempt is dispatched beside
+    what may be left of the first. Covers: I6.
     """
 
     async def test(job: WholeJob) -> None:
