@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from models.twins import without_rule
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed, TurnedAway
 from participants.machines.control import (
+    CONFLICT,
     PARTICIPANT,
     STALE,
     ArmLease,
@@ -31,9 +32,11 @@ from participants.machines.control import (
     committed_again,
     fresh,
     is_ended,
+    is_other,
     meant,
     open_checkpoint,
     prepared_again,
+    reopen,
     this,
     unless_reading,
 )
@@ -83,6 +86,8 @@ class Watched(Fleet):
         if isinstance(event, DirectoryPublished) and self.draft is not None:
             self.seen.add("published" if taken else "not proved")
             self.seen.update(f"{row} is published" for row in self.draft.rows.values() if taken)
+            if taken and any(each.excused for _, each in self.everything()):
+                self.seen.add("published while a straggler moves")
         elif isinstance(event, Aborted):
             self.seen.add("aborted")
         return taken
@@ -109,6 +114,7 @@ def test_the_rules_get_somewhere() -> None:
         "restored after a crash",
         "queued after a crash",
         "acknowledged",
+        "published while a straggler moves",
     }
 
 
@@ -123,6 +129,15 @@ def _open_without_closing(data: Any, event: Any) -> Any:
     return data, [effect for effect in effects if isinstance(effect, ArmLease)]
 
 
+def _open_with_its_list(data: Any, event: Any) -> Any:
+    after, effects = reopen(data, event)
+    return evolve(after, left_out=data.left_out), effects
+
+
+OPENED = go(Phase.IDLE, do=_open_with_its_list)
+RESUMED_WITH_ITS_LIST = meant(
+    when(is_ended, stay(do=already_reopened), otherwise=when(is_other, CONFLICT, otherwise=OPENED))
+)
 FOR_ANYBODY = when(is_ended, STALE, otherwise=unless_reading(go(Phase.PREPARING, do=open_checkpoint)))
 OPEN_PHASES = (Phase.PREPARING, Phase.PREPARED, Phase.COMMITTED)
 MUTANTS = {
@@ -165,6 +180,12 @@ MUTANTS = {
         "S44|S59",
         Tables(participant=without_rule(
             PARTICIPANT, {(Phase.IDLE, PrepareRequested): FOR_ANYBODY}
+        )),
+    ),
+    "who was left out stays so": (
+        "S18",
+        Tables(participant=without_rule(
+            PARTICIPANT, {(phase, ResumeRequested): RESUMED_WITH_ITS_LIST for phase in OPEN_PHASES}
         )),
     ),
     "a failed restore stays closed": (
@@ -211,6 +232,7 @@ MUTANTS = {
         Tables(ledger_entry=without_rule(LEDGER_ENTRY, {(Entry.RECEIVED, Received): stay(do=owe)})),
     ),
 }  # fmt: skip
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda name: name.replace(" ", "_"))
 def test_one_changed_cell_is_found_out(mutant: str) -> None:

@@ -147,7 +147,8 @@ class FakeServer:
         answer = script(self, {}) if script is not None else None
         if isinstance(answer, Response):
             return answer
-        said = {"kind": self.kind, "instance": self.name, "phase": self.phase, "checkpoint_id": self.checkpoint_id}
+        said: Reply = {"kind": self.kind, "instance": self.name, "phase": self.phase}
+        said["checkpoint_id"] = self.checkpoint_id
         said["report"] = self.report(self.blockers())
         return JSONResponse(self.stamped(said))
 
