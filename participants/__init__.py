@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Recovered,
     )
     from .coordination.recovery import CheckpointRejected
+    from .coordination.stragglers import Stragglers
     from .coordination.trainer import Dispatch, Disposition, Result, SavesResults, Trainer
     from .servers.agent import Agent
     from .servers.auxiliary_model import AuxiliaryModel
@@ -58,6 +59,7 @@ _WHERE = {
     "ServerSpec": "serving.launcher",
     "Settings": "settings",
     "SettingsError": "settings",
+    "Stragglers": "coordination.stragglers",
     "Trainer": "coordination.trainer",
     "Verify": "servers.resources",
     "attrs_codec": "servers.codecs",
@@ -92,6 +94,7 @@ __all__ = [
     "ServerSpec",
     "Settings",
     "SettingsError",
+    "Stragglers",
     "Trainer",
     "Verify",
     "attrs_codec",
