@@ -244,7 +244,9 @@ class ControlRules(RuleBasedStateMachine):
 
     @rule(name=names, keys=st.frozensets(st.sampled_from(["a", "a-a1", "b", "c"]), min_size=1))
     def leave_out(self, name: str, keys: frozenset[str]) -> None:
-        """A server that waits is told to go on without some executions (section 12)."""
+        """A server that waits, or is to begin, is told to go on without some executions (section 12)."""
+        if self.servers[name].phase is Phase.IDLE and not self.calm:
+            self.send(name, self.call(PrepareRequested, name, self.new_id()))
         where = self.servers[name]
         if where.phase is Phase.PREPARING:
             self.send(name, self.call(PrepareRequested, name, where.open_id or "", leave_out=keys))

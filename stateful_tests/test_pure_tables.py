@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from models.twins import without_rule
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed, TurnedAway
 from participants.machines.control import (
-    CONFLICT,
+    ENDED_MEANWHILE,
     PARTICIPANT,
     STALE,
     ArmLease,
@@ -30,13 +30,13 @@ from participants.machines.control import (
     ResumeRequested,
     already_reopened,
     committed_again,
+    expire,
     fresh,
+    is_current,
     is_ended,
-    is_other,
     meant,
     open_checkpoint,
     prepared_again,
-    reopen,
     this,
     unless_reading,
 )
@@ -129,15 +129,12 @@ def _open_without_closing(data: Any, event: Any) -> Any:
     return data, [effect for effect in effects if isinstance(effect, ArmLease)]
 
 
-def _open_with_its_list(data: Any, event: Any) -> Any:
-    after, effects = reopen(data, event)
+def _expire_with_its_list(data: Any, event: Any) -> Any:
+    after, effects = expire(data, event)
     return evolve(after, left_out=data.left_out), effects
 
 
-OPENED = go(Phase.IDLE, do=_open_with_its_list)
-RESUMED_WITH_ITS_LIST = meant(
-    when(is_ended, stay(do=already_reopened), otherwise=when(is_other, CONFLICT, otherwise=OPENED))
-)
+EXPIRED_WITH_ITS_LIST = when(is_current, go(Phase.IDLE, do=_expire_with_its_list), otherwise=ENDED_MEANWHILE)
 FOR_ANYBODY = when(is_ended, STALE, otherwise=unless_reading(go(Phase.PREPARING, do=open_checkpoint)))
 OPEN_PHASES = (Phase.PREPARING, Phase.PREPARED, Phase.COMMITTED)
 MUTANTS = {
@@ -185,7 +182,7 @@ MUTANTS = {
     "who was left out stays so": (
         "S18",
         Tables(participant=without_rule(
-            PARTICIPANT, {(phase, ResumeRequested): RESUMED_WITH_ITS_LIST for phase in OPEN_PHASES}
+            PARTICIPANT, {(phase, LeaseExpired): EXPIRED_WITH_ITS_LIST for phase in OPEN_PHASES}
         )),
     ),
     "a failed restore stays closed": (
