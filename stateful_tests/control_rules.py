@@ -393,4 +393,3 @@ def _now_known(known: Known, before: Server, after: Server, event: Any) -> Known
         fresh = evolve(known, gone=known.gone | {checkpoint_id})
         return evolve(fresh, holding=None, answers={}) if ends else fresh
     return known
-

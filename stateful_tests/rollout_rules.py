@@ -132,8 +132,8 @@ class RolloutRules(ControlRules):
             self._excuse(place, each, EpisodeId(name, each.number).key in keys)
 
     def _excuse(self, place: str, each: Execution, named: bool) -> None:
-        moves = each.at.state is AttemptState.RUNNING if place == "agent" else each.calling == "admitted"
-        if named and moves and place not in each.excused:
+        moves = {"agent": each.at.state is AttemptState.RUNNING, "tools": each.calling == "admitted"}
+        if named and moves.get(place) and place not in each.excused:
             self.step_aside(place, each, gates.Ended())
             each.excused.add(place)
 

@@ -119,9 +119,8 @@ def test_the_rules_get_somewhere() -> None:
 
 
 def _open_unfenced(data: Any, _event: Any) -> Any:
-    return evolve(data, checkpoint_id=None, lease_until=None, writing=None, prepared=None, committed=None), [
-        OpenAdmission()
-    ]
+    gone = dict.fromkeys(["checkpoint_id", "lease_until", "writing", "prepared", "committed"])
+    return evolve(data, **gone, left_out=frozenset()), [OpenAdmission()]
 
 
 def _open_without_closing(data: Any, event: Any) -> Any:
