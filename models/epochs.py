@@ -3,20 +3,24 @@
 Worlds over `models.lives`. `EpochsWorld`: results, which servers retain that outlive every coordinator and that every
 coordinator reaches; a launcher of ours stops its own, so this is the worst case. `KeepsResults`: with a framework that
 keeps results itself (`save_result`). `InDoubtWorld`: with a publication that may not last. `RetentionWorld`: old
-checkpoints go, and the token rows that only they needed. `FallbackWorld`: and one checkpoint turns out damaged.
-`ReferencesWorld`: checkpoints share files without links. docs/reference/protocol.md sections 7, 8, 9, 11 and 13.
+checkpoints go, and the token rows that only they needed. `FallbackWorld`: and one checkpoint turns out damaged;
+`DamagedResultsWorld`: the same, for results. `ReferencesWorld`: checkpoints share files without links.
+docs/reference/protocol.md sections 7, 8, 9, 11 and 13.
 
-Not built yet are the restart of servers by a coordinator that lives, retention, the clearing of rows, and checkpoints
-that share files. What may be deleted is decided by `chain.deletable`, and what becomes of a rollout by `plan_restore`.
+Not built yet are the clearing of rows, and checkpoints that share files. What a life starts from is decided by
+`chain.choose`, what may be deleted by `chain.deletable`, and what becomes of a rollout by `plan_restore`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from attrs import evolve
 
 from models.lives import COORDINATORS, SERVERS, Content, Job, LivesWorld, Name, Row
 from participants.coordination.recovery import CheckpointRejected, Found, Verdict, plan_restore
 from participants.files import chain
+from participants.files.chain import Claim
 from participants.machines.handoff import LEDGER_ENTRY, Entry, Received, Saved
 from participants.machines.transaction import Aborted, Failed, TransactionState
 from participants.records.manifests import CheckpointId
@@ -384,6 +388,10 @@ class RetentionWorld(LivesWorld):
         """What is missing though nobody deleted it."""
         return None
 
+    def _whole(self) -> frozenset[CheckpointId]:
+        """What has all that it was published with."""
+        return frozenset(self._published())
+
     # --- properties
 
     @always(covers=("I77", "I79", "I98", "S67"))
@@ -407,27 +415,71 @@ class RetentionWorld(LivesWorld):
 
     @always(covers=("I44", "I77"))
     def what_may_be_started_from_is_whole(self) -> bool:
-        published, tried = frozenset(self._published()), self._chain()
-        return all(content.leans_on <= published for name, content in self.disk if name in tried)
+        whole = self._whole()
+        tried = whole.intersection(self._chain())
+        return all(content.leans_on <= whole for name, content in self.disk if name in tried)
 
 
-class FallbackWorld(RetentionWorld):
-    """The same, and one checkpoint cannot be read when somebody wants to start from it."""
+class OneIsDamaged(LivesWorld):
+    """One checkpoint cannot be read as a whole, from some moment on. A start passes over it; no other one is tried."""
 
     damaged: CheckpointId | None = durable(None)
-    deleted: bool = ghost(False)  # retention has deleted what a life could have started from
 
     @action(fault=True)
     def damage(self) -> object:
-        """It is the newest. The start that finds it says so, and a person moves it away."""
+        """It is the newest that a start would try."""
         if self.damaged is not None or not self._chain():
             return False
-        newest = self._chain()[0]
-        if any(self._job(who).start == newest and self._job(who).step != "running" for who in COORDINATORS):
-            return False
-        self.damaged = newest
-        self.disk = tuple(each for each in self.disk if each[0] != newest)
+        self.damaged = self._chain()[0]
         return None
+
+    @action
+    def move_away(self) -> object:
+        """A person gives it up, since no start finds anything whole beside it."""
+        if self.damaged is None or self._chain() != (self.damaged,):
+            return False
+        self.disk = tuple(each for each in self.disk if each[0] != self.damaged)
+        return None
+
+    @action(over=COORDINATORS)
+    def choose(self, who: str) -> object:
+        """Where nothing is whole the start is refused."""
+        try:
+            return LivesWorld.choose.function(self, who)
+        except chain.NothingWhole:
+            self.wipe(who)
+            return None
+
+    def _choice(self, epoch: int, claims: Mapping[int, Claim]) -> CheckpointId | None:
+        damaged = () if self.damaged is None else (self.damaged,)
+        return chain.choose(epoch, claims, self._published(), damaged).start
+
+    def _content(self, name: CheckpointId | None) -> Content | None:
+        """Whoever has chosen it before it was damaged cannot restore it."""
+        return None if name is not None and name == self.damaged else super()._content(name)
+
+    def _tried(self) -> tuple[CheckpointId, ...]:
+        """What a life may start from that claims now, in the order tried."""
+        return tuple(each for each in self._chain() if each != self.damaged)
+
+    @sometimes
+    def somebody_fell_back(self) -> bool:
+        """To an older one, and runs."""
+        last = self._last()
+        fell = last is not None and last.base is not None and last.base.start is not None
+        older = fell and self.damaged is not None and last.base.start < self.damaged  # type: ignore[union-attr,operator]
+        return older and self.damaged in self._published() and any(self._runs_last(who) for who in COORDINATORS)
+
+    @sometimes
+    def it_is_damaged_once_somebody_has_chosen_it(self) -> bool:
+        starts = (self._job(who).start for who in COORDINATORS if self._job(who).step == "recorded")
+        return self.damaged is not None and self.damaged in starts
+
+
+class FallbackWorld(OneIsDamaged, RetentionWorld):
+    """The world of retention, and one checkpoint is damaged."""
+
+    deleted: bool = ghost(False)  # retention has deleted what a life could have started from
 
     @action(over=COORDINATORS)
     def confirm(self, who: str) -> object:
@@ -445,15 +497,43 @@ class FallbackWorld(RetentionWorld):
     def _lost(self) -> CheckpointId | None:
         return self.damaged
 
+    def _whole(self) -> frozenset[CheckpointId]:
+        return super()._whole() - {self.damaged}
+
     @sometimes
     def a_life_has_deleted_its_start(self) -> bool:
         last = self._last()
         return last is not None and last.base is not None and last.base.start not in (None, *self._published())
 
+
+class DamagedResultsWorld(OneIsDamaged, EpochsWorld):
+    """The world of results, and one checkpoint is damaged: what it alone held is lost, and nothing else."""
+
+    alone: str = ghost("")  # the result that no other checkpoint of the chain held when it was damaged
+
+    @action(fault=True)
+    def damage(self) -> object:
+        tried = self._chain()
+        if OneIsDamaged.damage.function(self) is False:
+            return False
+        contents = dict(self.disk)
+        held = contents[tried[0]].result
+        if all(contents[each].result != held for each in tried[1:]):
+            self.alone = held
+        return None
+
+    def _is_kept(self) -> bool:
+        start = next(map(self._content, self._tried()), None)
+        return bool(self.alone) or (start is not None and bool(start.result))
+
     @sometimes
-    def somebody_fell_back(self) -> bool:
-        last = self._last()
-        return self.damaged is not None and last is not None and last.epoch > self.damaged.epoch
+    def what_it_alone_held_is_made_again(self) -> bool:
+        newest = next(map(self._content, self._tried()), None)
+        return bool(self.alone) and newest is not None and newest.result not in ("", self.alone)
+
+    @sometimes
+    def nothing_is_lost_with_it(self) -> bool:
+        return self.damaged is not None and not self.alone and self.released and self._is_kept()
 
 
 def lean_on_the_base(job: Job) -> frozenset[CheckpointId]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from models.epochs import (
+    DamagedResultsWorld,
     EpochsWorld,
     FallbackWorld,
     InDoubtWorld,
@@ -251,6 +252,13 @@ class LeansOnAnything(ReferencesWorld):
         return frozenset() if job.sequence else frozenset(self._published()[:1])
 
 
+class PromisesWhatOneHeld(DamagedResultsWorld):
+    """Sections 7 and 9: what was released is there whatever is damaged. It is not, if that checkpoint alone held it."""
+
+    def _is_kept(self) -> bool:
+        return EpochsWorld._is_kept(self)
+
+
 class DoesNotStandAlone(ReferencesWorld, FallbackWorld):
     """13.7: files are named and not linked, and the checkpoint that has them is damaged."""
 
@@ -277,4 +285,5 @@ TWINS = (
     LeansOnItsBase,
     LeansOnAnything,
     DoesNotStandAlone,
+    PromisesWhatOneHeld,
 )

@@ -24,17 +24,23 @@ class ReplyTakenWhileClosed(HoldWorld):
     REPLY_GATE = UNHELD
 
 
-class NobodyHoldsReplies(ReplyTakenWhileClosed):
-    """I34: neither agent nor model holds a reply. Seen by its harm, with nothing said about moving: a boundary is
-    written whose call was left out of the model's part. Either hold alone is enough for that.
+class ReplyTakenWhileClosedSeenByItsHarm(ReplyTakenWhileClosed):
+    """I34: the same, with nothing said about moving. The model's lease ends and its reply leaves, and a boundary is
+    written whose call was left out of the model's part.
     """
-
-    RESPONSE = without_rule(RESPONSE, {(ResponseState.AWAITED, ResponseReady): go(ResponseState.SENDING)})
-    RESPONSE_GATE = UNHELD
 
     @always
     def nothing_moves_between_prepare_and_resume(self) -> bool:
         return True
+
+
+class RepliesLeaveAClosedModel(HoldWorld):
+    """I59: the model holds no reply. A call that was left out gets its row at the opening, and its reply is out before:
+    an agent whose lease has ended takes it, and is done with a chain that nobody has.
+    """
+
+    RESPONSE = without_rule(RESPONSE, {(ResponseState.AWAITED, ResponseReady): go(ResponseState.SENDING)})
+    RESPONSE_GATE = UNHELD
 
 
 class LedgerWrittenBehind(HoldWorld):
@@ -81,7 +87,8 @@ class NothingIsDisposedOf(HoldWorld):
 
 TWINS = (
     ReplyTakenWhileClosed,
-    NobodyHoldsReplies,
+    ReplyTakenWhileClosedSeenByItsHarm,
+    RepliesLeaveAClosedModel,
     LedgerWrittenBehind,
     LastCallIsTheParent,
     LastCallIsTheParentAfterARestart,

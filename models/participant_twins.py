@@ -30,6 +30,7 @@ from participants.machines.control import (
     begin_writing,
     committed_again,
     fresh,
+    in_time,
     is_current,
     is_current_read,
     is_current_write,
@@ -43,6 +44,7 @@ from participants.machines.control import (
     record_part,
     record_readiness,
     stay_unrestored,
+    this,
     unless_reading,
 )
 from participants.machines.gate import GATE, Arrived, GateState, admit
@@ -169,14 +171,20 @@ class ResumeIsNotAnsweredAgain(ParticipantWorld):
     )  # fmt: skip
 
 
+class AnotherDirectoryIsWritten(ParticipantWorld):
+    """S26: a second commit with another directory is written as well, while the first one is being written."""
+
+    PARTICIPANT = without_guard(PARTICIPANT, is_written_elsewhere)
+
+
 class AnotherDirectoryIsAccepted(ParticipantWorld):
-    """S26: a second commit with another directory is written as well (either refusal alone is enough)."""
+    """S26: the same, when the first one has been written."""
 
     PARTICIPANT = without_rule(
-        without_guard(PARTICIPANT, is_written_elsewhere),
+        PARTICIPANT,
         {
-            (Phase.COMMITTED, CommitRequested): when(
-                is_same_commit, stay(do=committed_again), otherwise=go(Phase.PREPARED, do=begin_writing)
+            (Phase.COMMITTED, CommitRequested): this(
+                when(is_same_commit, stay(do=committed_again), otherwise=in_time(go(Phase.PREPARED, do=begin_writing)))
             )
         },
     )  # fmt: skip
@@ -303,6 +311,7 @@ TWINS = (
     ManifestsWithoutTheirProcess,
     CommitIsNotAnsweredAgain,
     ResumeIsNotAnsweredAgain,
+    AnotherDirectoryIsWritten,
     AnotherDirectoryIsAccepted,
     FailedRestoreStaysClosed,
     RestoredWithoutLease,

@@ -36,18 +36,22 @@ class _OneIdentity(SessionWorld):
         return True  # it parks in front of a session that is another one of the same name
 
 
-class SeededUnderOneIdentity(_OneIdentity, PositionsOnlyCount):
-    """S60, with cookies: a seed draws no identity, and positions have no history. Either alone is enough.
+class SeededUnderOneIdentity(_OneIdentity):
+    """S60, with cookies: a seed draws no identity, so the cookie of the lost session is good for the new one.
 
-    The cookie of the lost session is good for the new one; its history alone would tell them apart.
+    Histories do not help: the verdict names revision 0, which may be an older reply of the session that was known.
     """
 
     cookies = param(True)
 
 
-class SeededUnderOneIdentityAndPublished(SeededUnderOneIdentity):
-    """The same, as a checkpoint has it: revision 2 = 2, and the continuation has lost its first turn."""
+class SeededUnderOneIdentityAndPublished(_OneIdentity, PositionsOnlyCount):
+    """S60 once more, as a checkpoint has it: revision 2 = 2, and the continuation has lost its first turn.
 
+    For this either rule is enough: histories tell the two apart, and so do identities, since a cookie names one.
+    """
+
+    cookies = param(True)
     turns = param(3)
 
     @always

@@ -10,8 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .coordination.blocking import BlockingCoordinator, BlockingLauncher, BlockingTrainer, Closed
     from .coordination.coordinator import (
         Aborted,
+        Batch,
+        BatchReport,
         Coordinator,
         CoordinatorError,
         CoordinatorSettings,
@@ -19,9 +22,12 @@ if TYPE_CHECKING:
         Published,
         Recovered,
     )
+    from .coordination.deployment import DiscoveryFailed
+    from .coordination.ledger import KnownRollout
     from .coordination.recovery import CheckpointRejected
     from .coordination.stragglers import Stragglers
     from .coordination.trainer import Dispatch, Disposition, Result, SavesResults, Trainer
+    from .files.store import StoreError
     from .servers.agent import Agent
     from .servers.auxiliary_model import AuxiliaryModel
     from .servers.codecs import Codec, CodecError, attrs_codec, check_codec, json_codec
@@ -29,22 +35,30 @@ if TYPE_CHECKING:
     from .servers.modes import Mode
     from .servers.policy_model import PolicyModel
     from .servers.resources import Resources, Verify
-    from .serving.launcher import Launcher, ProcessLauncher, ServerSpec
+    from .serving.launcher import Launcher, ProcessLauncher, ServerSpec, StartupFailed
     from .settings import Seams, Settings, SettingsError
 
 _WHERE = {
     "Aborted": "coordination.coordinator",
     "Agent": "servers.agent",
     "AuxiliaryModel": "servers.auxiliary_model",
+    "Batch": "coordination.coordinator",
+    "BatchReport": "coordination.coordinator",
+    "BlockingCoordinator": "coordination.blocking",
+    "BlockingLauncher": "coordination.blocking",
+    "BlockingTrainer": "coordination.blocking",
     "CheckpointRejected": "coordination.recovery",
+    "Closed": "coordination.blocking",
     "Codec": "servers.codecs",
     "CodecError": "servers.codecs",
     "Coordinator": "coordination.coordinator",
     "CoordinatorError": "coordination.coordinator",
     "CoordinatorSettings": "coordination.coordinator",
+    "DiscoveryFailed": "coordination.deployment",
     "Dispatch": "coordination.trainer",
     "Disposition": "coordination.trainer",
     "Environment": "servers.environment",
+    "KnownRollout": "coordination.ledger",
     "Launcher": "serving.launcher",
     "Mode": "servers.modes",
     "Overtaken": "coordination.coordinator",
@@ -59,6 +73,8 @@ _WHERE = {
     "ServerSpec": "serving.launcher",
     "Settings": "settings",
     "SettingsError": "settings",
+    "StartupFailed": "serving.launcher",
+    "StoreError": "files.store",
     "Stragglers": "coordination.stragglers",
     "Trainer": "coordination.trainer",
     "Verify": "servers.resources",
@@ -71,15 +87,23 @@ __all__ = [
     "Aborted",
     "Agent",
     "AuxiliaryModel",
+    "Batch",
+    "BatchReport",
+    "BlockingCoordinator",
+    "BlockingLauncher",
+    "BlockingTrainer",
     "CheckpointRejected",
+    "Closed",
     "Codec",
     "CodecError",
     "Coordinator",
     "CoordinatorError",
     "CoordinatorSettings",
+    "DiscoveryFailed",
     "Dispatch",
     "Disposition",
     "Environment",
+    "KnownRollout",
     "Launcher",
     "Mode",
     "Overtaken",
@@ -94,6 +118,8 @@ __all__ = [
     "ServerSpec",
     "Settings",
     "SettingsError",
+    "StartupFailed",
+    "StoreError",
     "Stragglers",
     "Trainer",
     "Verify",

@@ -22,7 +22,7 @@ from attrs import frozen
 from .declare import Action
 from .errors import DefinitionError, Refused
 
-__all__ = ["Call", "Crash", "Late", "crash", "rpc"]
+__all__ = ["Call", "Crash", "Declared", "Late", "crash", "rpc"]
 
 Function = Callable[..., Any]
 
@@ -36,13 +36,19 @@ class Late:
     request: Any
 
 
-class _Declared(Action):
+class Declared(Action):
     """An action that gets its name from the class that declares it, and uses slots by their names."""
 
     uses: tuple[str, ...] = ()
+    named = False
+    wrong: str | None = None
+    """What the world that declares it says instead: an exception in `__set_name__` would not come through as it is."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        if self.named:
+            self.wrong = f"{name}: it is declared as {self.name} already; declare it once more"
+        else:
+            self.name, self.named = name, True
 
     def check(self, world: Any) -> None:
         """DefinitionError if a slot that it uses is none of the world's."""
@@ -52,7 +58,7 @@ class _Declared(Action):
                 raise DefinitionError(f"{type(world).__name__}.{self.name} uses slot {name!r}, which is none ({known})")
 
 
-class Crash(_Declared):
+class Crash(Declared):
     """What `crash` declares."""
 
     def __init__(self, process: str, budget: str | None, then: Function | None, by: str | None) -> None:
@@ -82,7 +88,7 @@ def crash(process: str, *, budget: str | None = None, then: Function | None = No
     return Crash(process, budget, then, by)
 
 
-class Call(_Declared):
+class Call(Declared):
     """What `rpc` declares: the call as it should go; `__set_name__` puts what else may come of it beside it."""
 
     def __init__(
@@ -93,9 +99,12 @@ class Call(_Declared):
         self.late = late
         self.budget = budget
         self.uses = tuple(name for name in (late, budget) if name is not None)
+        self.ways: list[str] = []
 
     def __set_name__(self, owner: type, name: str) -> None:
         super().__set_name__(owner, name)
+        if self.wrong is not None:
+            return
         ways = {"reply_lost": self._reply_lost}
         if self.late is not None:
             ways |= {"delayed": self._delayed, "left_behind": self._left_behind, "late": self._late}
@@ -103,7 +112,11 @@ class Call(_Declared):
             one = Action(function, fault=True, over=self.over, by=self.by)
             one.name = f"{name}_{suffix}"
             one.__doc__ = function.__doc__
-            setattr(owner, one.name, one)
+            if one.name in vars(owner):
+                self.wrong = f"{one.name}: rpc {name} makes an action of this name; choose another"
+            else:
+                setattr(owner, one.name, one)
+                self.ways.append(one.name)
 
     def _done(self, world: Any, *args: Any) -> object:
         """The request is handled, and its answer arrives."""

@@ -22,6 +22,7 @@ from .diagram import grid, page
 from .engine import mermaid
 from .errors import DefinitionError
 from .explore import Engine, Progress, Verdict
+from .findings import CTRL_C
 from .machine import Table
 from .mistakes import told
 from .report import Report, check
@@ -106,7 +107,7 @@ def _named(module: ModuleType, name: str | None, wanted: Callable[[Any], bool], 
         if not wanted(found):
             raise UsageError(f"{_place(module)} has no {what} {name!r}")
         return [found]
-    every = [value for value in vars(module).values() if wanted(value)]
+    every = list({id(value): value for value in vars(module).values() if wanted(value)}.values())  # by one name each
     own = [value for value in every if not isinstance(value, type) or value.__module__ == module.__name__]
     if not own:
         raise UsageError(f"{_place(module)} defines no {what}")
@@ -162,6 +163,11 @@ def _check(args: argparse.Namespace) -> int:
         codes.append(found if isinstance(found, int) else EXIT_CODES[found.verdict])
         if not isinstance(found, int) and found.violation is not None:
             broken.append((world, found))
+        if not isinstance(found, int) and found.found.limit == CTRL_C:
+            left = ", ".join(each.__name__ for each in worlds[len(codes) :])
+            if left:
+                print(f"statecore: not explored after Ctrl-C: {left}", file=sys.stderr)
+            break
     if out is not None:
         if broken:
             out.write_text(written_test(args.target.partition(":")[0], broken, out), encoding="utf-8")

@@ -135,15 +135,25 @@ class Action:
     def __init__(
         self, function: Callable[..., object], fault: bool, over: Any, fair: bool = False, by: str | None = None
     ) -> None:
+        self.name: str = getattr(function, "__name__", "action")  # until a class gives it one
+        if not callable(function):
+            raise DefinitionError(f"action {function!r} is not callable; decorate a function of the world")
         if by is not None and not isinstance(by, str):
-            raise DefinitionError(f"action {function.__name__}: by={by!r}; say in a word who acts")
+            raise DefinitionError(f"action {self.name}: by={by!r}; say in a word who acts")
         self.function = function
-        self.name = function.__name__
         self.fault = fault
-        self.over = over
+        self.over = self._values(over)
         self.fair = fair
         self.by = by
         self.__doc__ = function.__doc__
+
+    def _values(self, over: Any) -> Any:
+        """Values that can be gone through again and again."""
+        if over is None or callable(over):
+            return over
+        if not isinstance(over, Iterable):
+            raise DefinitionError(f"action {self.name}: over={over!r}; give values, or a function of the world")
+        return tuple(over)
 
     def values(self, world: Any) -> Iterable[tuple[Any, ...]]:
         """The arguments it is tried with; one empty tuple for an action without any."""
@@ -197,6 +207,11 @@ class Step:
 
     @property
     def label(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
+        return f"{self.name}({', '.join(printable(str(each)) for each in self.args)})" if self.args else self.name
+
+
+def printable(text: str) -> str:
+    """The text in one line that can be written anywhere: what cannot be printed is escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 

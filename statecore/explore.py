@@ -19,7 +19,7 @@ from attrs import define, evolve
 
 from . import reference
 from .errors import DefinitionError
-from .findings import Exploration, Limits, Progress, Verdict, Violation, verdict
+from .findings import CTRL_C, Exploration, Limits, Progress, Verdict, Violation, verdict
 from .seams import Clock
 from .symmetry import Symmetry
 from .world import World
@@ -102,7 +102,11 @@ class _Search:
         if found.limit is None and found.depth <= SMALL_DEPTH:
             from . import fast
 
-            _agree(self.world, found, fast.explore(self.world, symmetry=self.symmetry))
+            other = fast.explore(self.world, symmetry=self.symmetry)
+            if other.limit == CTRL_C:
+                found.limit = CTRL_C
+            else:
+                _agree(self.world, found, other)
         return found
 
     def _reference(self, limits: Limits) -> Exploration:
@@ -120,14 +124,15 @@ class _Search:
         """What was found, if the world is as symmetric as it says; a counterexample is made one of the world itself."""
         if self.symmetry is not None:
             start = self.world.values
+            broken, found.violation = found.violation, None
             try:
                 self.symmetry.check(self.world, found.sample)
-            except KeyboardInterrupt:
-                found.limit = found.limit or "Ctrl-C"
-            self.world.put(start)
-            if found.violation is not None:
-                found.violation = self.symmetry.concrete(self.world, found.violation)
                 self.world.put(start)
+                if broken is not None:
+                    found.violation = self.symmetry.concrete(self.world, broken)
+            except KeyboardInterrupt:
+                found.limit = found.limit or CTRL_C
+            self.world.put(start)
         return found
 
 

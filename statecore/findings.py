@@ -13,7 +13,10 @@ from attrs import define, field, frozen
 from .errors import DefinitionError
 from .world import State, Step, World
 
-__all__ = ["Exploration", "Limits", "Progress", "Verdict", "Violation", "hashable", "noted", "verdict"]
+__all__ = ["CTRL_C", "Exploration", "Limits", "Progress", "Verdict", "Violation", "hashable", "noted", "verdict"]
+
+CTRL_C = "Ctrl-C"
+"""The limit that somebody sets who wants no more of it."""
 
 
 class Verdict(StrEnum):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from attrs import Factory, define
 
 from .errors import DefinitionError
-from .findings import Exploration, Limits, Violation, noted
+from .findings import CTRL_C, Exploration, Limits, Violation, noted
 from .properties import Kind, Property
 from .seams import Clock
 from .world import Action, State, Step, World
@@ -84,7 +84,7 @@ def settle(world: World, found: Exploration, limits: Limits, clock: Clock | None
                 found.violation = broken
                 return
     except KeyboardInterrupt:
-        found.limit = "Ctrl-C"
+        found.limit = CTRL_C
 
 
 def fair_actions(world: World, declared: Property) -> frozenset[str]:

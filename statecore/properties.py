@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from enum import StrEnum, auto
 from typing import Any, TypeAlias, overload
 
@@ -56,7 +56,19 @@ class Property:
     to: Predicate | None = None
 
     def __call__(self, world: Any) -> bool:
-        return bool(self.holds(world))
+        return truth(self.holds(world))
+
+
+def truth(answer: object) -> bool:
+    """Whether a predicate says yes. DefinitionError for an answer that is true whatever the world is like."""
+    if callable(answer) or isinstance(answer, Generator | Coroutine | AsyncGenerator):
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise DefinitionError(
+            f"it answers with {answer!r}, which is always true; "
+            "call it, and write predicates with neither yield nor async"
+        )
+    return bool(answer)
 
 
 def _names(given: Names) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ class WorldFile(pytest.Module):
     """A file of worlds, imported as pytest imports modules of tests."""
 
     def collect(self) -> Iterable[WorldItem]:
-        for obj in list(vars(self.obj).values()):
-            if _is_world(obj) and obj.actions_ and _defined_here(self, obj) and vars(obj).get("__test__") is not False:
+        for obj in dict.fromkeys(filter(_is_world, vars(self.obj).values())):  # a world of two names is one
+            if obj.actions_ and _defined_here(self, obj) and vars(obj).get("__test__") is not False:
                 yield from _items(self, obj)
 
 
@@ -63,6 +63,7 @@ class WorldItem(pytest.Item):
 
     def runtest(self) -> None:
         """The world holds in every reachable state; raises InvariantBroken or NotShown."""
+        from .findings import CTRL_C
         from .report import check
 
         limits: dict[str, Any] = {}
@@ -76,6 +77,8 @@ class WorldItem(pytest.Item):
             ("generated", report.generated),
             ("depth", report.depth),
         ]
+        if report.violation is None and report.found.limit == CTRL_C:
+            raise KeyboardInterrupt(report.story())  # meant for the whole run of tests
         report.assert_holds()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -84,13 +87,17 @@ class WorldItem(pytest.Item):
         from .report import NotShown
 
         if isinstance(excinfo.value, InvariantBroken | NotShown | DefinitionError):
-            return str(excinfo.value)
+            return "\n".join([str(excinfo.value), *getattr(excinfo.value, "__notes__", ())])
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         import inspect
 
-        return self.path, inspect.getsourcelines(self.world)[1] - 1, f"world {self.name}"
+        try:
+            line = inspect.getsourcelines(self.world)[1] - 1
+        except OSError:  # the class was made by a call, and no line of the file begins it
+            line = None
+        return self.path, line, f"world {self.name}"
 
 
 def _items(parent: pytest.Collector, world: Any) -> Iterator[WorldItem]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import DefinitionError, InvariantBroken
-from .findings import Exploration, Limits, Progress, Violation, hashable, noted
+from .findings import CTRL_C, Exploration, Limits, Progress, Violation, hashable, noted
 from .properties import Kind, Property
 from .seams import Clock
 from .symmetry import Symmetry, sample
@@ -57,7 +57,7 @@ def explore(
     try:
         search.run()
     except KeyboardInterrupt:
-        search.result.limit = "Ctrl-C"
+        search.result.limit = CTRL_C
     return search.settled()
 
 

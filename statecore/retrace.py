@@ -195,16 +195,29 @@ def written_test(place: str, cases: Sequence[tuple[type[World], Report]], out: P
     if place.endswith(".py"):
         imports = ["from pathlib import Path", "", *imports]
     head = '"""Counterexamples of `statecore check`, replayed: a test fails as long as its steps break the property."""'
-    return "\n".join([head, "", *imports, *(line for case in cases for line in _case(*case, where))])
+    names: list[str] = []
+    for world, report in cases:
+        assert report.violation is not None
+        names.append(_unlike(re.sub(r"\W", "_", f"test_{world.__name__}_{report.violation.name}"), names))
+    tests = (_case(*case, name, where) for case, name in zip(cases, names, strict=True))
+    return "\n".join([head, "", *imports, *(line for test in tests for line in test)])
 
 
-def _case(world: type[World], report: Report, where: str) -> list[str]:
+def _unlike(name: str, others: Sequence[str]) -> str:
+    """The name, with a number if another test has it already, which would be lost."""
+    number = 2
+    plain = name
+    while name in others:
+        name, number = f"{plain}_{number}", number + 1
+    return name
+
+
+def _case(world: type[World], report: Report, function: str, where: str) -> list[str]:
     broken = report.violation
     assert broken is not None
     made = world(**report.params)
     known = step_names(made)
     given = {key: value for key, value in report.params.items() if value != world.params_[key].default}
-    function = re.sub(r"\W", "_", f"test_{world.__name__}_{broken.name}")
     body = [f"        world_at({where}, {_quoted(world.__name__)}),"]
     body += ["        ["]
     body += [f"            {_quoted(_name_of(known, step))}," for step in broken.steps]
@@ -218,8 +231,8 @@ def _case(world: type[World], report: Report, where: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """The text as a Python string in double quotes."""
-    return json.dumps(text)
+    """The text as a Python string in double quotes, in ASCII."""
+    return json.dumps(text, ensure_ascii=False).encode("ascii", "backslashreplace").decode()
 
 
 def _name_of(known: Mapping[str, tuple[Step, Action]], step: Step) -> str:

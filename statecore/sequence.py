@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .declare import printable
 from .report import Report
 from .trace import changes
 from .world import Step, World
@@ -15,7 +16,7 @@ from .world import Step, World
 __all__ = ["sequence"]
 
 LONGEST: Final = 60
-SYNTAX: Final = str.maketrans({"#": "#35;", ";": "#59;", "<": "#lt;", ">": "#gt;"})
+SYNTAX: Final = str.maketrans({"#": "#35;", ";": "#59;", "%": "#37;", "<": "#lt;", ">": "#gt;"})
 
 
 def sequence(world: type[World], report: Report) -> str:
@@ -61,6 +62,6 @@ def _actor(world: type[World], step: Step, changed: dict[str, str]) -> str:
 
 def _text(given: str) -> str:
     """Text as Mermaid takes it: one line, not too long, without what it would read as syntax."""
-    flat = " ".join(given.split())
+    flat = printable(" ".join(given.split()))
     short = flat if len(flat) <= LONGEST else flat[: LONGEST - 1] + "…"
     return f"({short})" if short.lower() == "end" else short.translate(SYNTAX)

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from .declare import printable
 from .findings import Violation
 from .machine import Snapshot
 
@@ -34,7 +35,7 @@ def shown(value: object) -> str:
     if attrs.has(cls) and cls.__repr__.__code__.co_filename.startswith("<attrs generated"):
         fields = (f"{each.name}={shown(getattr(value, each.name))}" for each in attrs.fields(cls) if each.repr)
         return f"{cls.__name__}({', '.join(fields)})"
-    return repr(value)
+    return printable(repr(value))
 
 
 def changes(slots: Sequence[str], before: Values | None, after: Values) -> dict[str, str]:
@@ -45,8 +46,8 @@ def changes(slots: Sequence[str], before: Values | None, after: Values) -> dict[
 
 def lines(slots: Sequence[str], broken: Violation) -> list[str]:
     """The trace as indented lines: the start in full, then one line for each step."""
-    covers = f" ({', '.join(broken.covers)})" if broken.covers else ""
-    told = [f"  {broken.name}{covers} {_how(broken)}:"]
+    covers = f" ({printable(', '.join(broken.covers))})" if broken.covers else ""
+    told = [f"  {printable(broken.name)}{covers} {_how(broken)}:"]
     told.append(f"     0  start: {_list(changes(slots, None, broken.states[0]))}")
     for number, step in enumerate(broken.steps, start=1):
         if broken.loop == number - 1:

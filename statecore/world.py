@@ -15,14 +15,18 @@ A world can be driven by hand as well (`w = HandoffWorld(); w.finish()`), which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from .calls import Late, crash, rpc
+from attrs import evolve
+
+from .calls import Call, Declared, Late, crash, rpc
 from .declare import Action, Param, Role, Slot, State, Step, action, durable, ghost, param, slot, volatile, wire
 from .errors import DefinitionError, InvariantBroken, Refused
 from .groups import Interchangeable, check_groups, interchangeable
-from .properties import Property
+from .properties import Property, truth
 
 __all__ = [
     "Action",
@@ -59,9 +63,8 @@ class World:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name, value in vars(cls).items():
-            if isinstance(value, (Slot, Param, Action, Property, Interchangeable)) and hasattr(World, name):
-                raise DefinitionError(f"{cls.__name__}.{name}: World uses this name itself; choose another")
+        for base in (each for each in cls.__mro__ if each is cls or not issubclass(each, World)):
+            _look_at_names(cls, vars(base))
         collect: tuple[tuple[str, type], ...] = (
             ("slots_", Slot),
             ("params_", Param),
@@ -73,9 +76,11 @@ class World:
             found: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 for name, value in vars(base).items():
-                    found.pop(name, None)
+                    before = found.pop(name, None)
+                    if isinstance(before, Call):  # what else comes of a call goes with it
+                        found = {other: each for other, each in found.items() if other not in before.ways}
                     if isinstance(value, kind):
-                        found[name] = value
+                        found[name] = _named(value, name)
             setattr(cls, where, found)
 
     def __init__(self, **params: Any) -> None:
@@ -94,6 +99,8 @@ class World:
         check_groups(type(self).__name__, self.symmetries_, values["_starts"])
         for each in self.actions_.values():
             each.check(self)
+        for declared in self.properties_.values():
+            _look_at_actions(self, declared)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.slots_:
@@ -102,9 +109,13 @@ class World:
             raise DefinitionError(f"a property assigns slot {name!r}; properties only read")
         self.__dict__[name] = value
 
+    # What an instance has beside slots and parameters; the last three where the fast search traces it.
     _locked: bool
     _params: dict[str, Any]
     _starts: dict[str, Any]
+    _ids: tuple[int, ...]
+    _reads: dict[int, Any]
+    _writes: dict[str, Any]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -119,6 +130,8 @@ class World:
 
     def put(self, state: State) -> None:
         """The slots hold `state`."""
+        if self._locked:
+            raise DefinitionError("a property puts the world into another state; properties only read")
         self.__dict__.update(zip(self.slots_, state, strict=True))
 
     def fail(self, name: str) -> NoReturn:
@@ -169,15 +182,17 @@ class World:
         return self.values
 
     def _back(self, mark: Any) -> None:
-        self.put(mark)
+        self.__dict__.update(zip(self.slots_, mark, strict=True))
 
     def holds(self, declared: Property | Callable[[Any], object]) -> bool:
         """Whether the predicate is true now; it may only read."""
-        self.__dict__["_locked"] = True
+        values = self.__dict__
+        before = values["_locked"]  # a property may ask for another one
+        values["_locked"] = True
         try:
-            return bool(declared(self))
+            return truth(declared(self))
         finally:
-            self.__dict__["_locked"] = False
+            values["_locked"] = before
 
     def steps(self) -> Iterator[tuple[Step, Action]]:
         """Every action with each of its arguments, enabled or not."""
@@ -189,6 +204,40 @@ class World:
                 raise
             for args in values:
                 yield Step(each.name, args, each.fault), each
+
+
+def _look_at_names(cls: type[World], members: Mapping[str, Any]) -> None:
+    """DefinitionError if one of these members of a world hides what World uses, or keeps what it once computed."""
+    for name, value in members.items():
+        own = name in vars(World) or name in World.__annotations__
+        if own and not (name.startswith("__") and name.endswith("__")):
+            raise DefinitionError(f"{cls.__name__}.{name}: World uses this name itself; choose another")
+        if isinstance(value, cached_property):
+            raise DefinitionError(f"{cls.__name__}.{name} would keep its value while slots change; make it a property")
+        if isinstance(value, Declared) and value.wrong is not None:
+            raise DefinitionError(f"{cls.__name__}.{value.wrong}")
+
+
+def _named(declared: Any, name: str) -> Any:
+    """The same under the name that the class gives it: a function that is decorated elsewhere may have any name."""
+    if not isinstance(declared, Action | Property) or declared.name == name:
+        return declared
+    if isinstance(declared, Property):
+        return evolve(declared, name=name)
+    renamed = copy(declared)
+    renamed.name = name
+    return renamed
+
+
+def _look_at_actions(world: World, declared: Property) -> None:
+    """DefinitionError if a property names an action that the world does not have, or by which nobody recovers."""
+    for word, names in (("by", declared.by), ("fair", declared.fair)):
+        for name in names or ():
+            where = f"{type(world).__name__}.{declared.name}: {word}={name!r}"
+            if name not in world.actions_:
+                raise DefinitionError(f"{where} is no action of the world ({', '.join(world.actions_)})")
+            if word == "by" and world.actions_[name].fault:
+                raise DefinitionError(f"{where} is a fault, and nothing recovers by faults")
 
 
 def _first_value(world: World, name: str, declared: Slot[Any]) -> Any:

@@ -106,8 +106,8 @@ class World:
 
 
 @asynccontextmanager
-async def a_world(**deployments: Any) -> AsyncIterator[World]:
-    disk, clock = MemoryDisk(), LoopClock(WALL)
+async def a_world(*, disk: MemoryDisk | None = None, **deployments: Any) -> AsyncIterator[World]:
+    disk, clock = disk or MemoryDisk(), LoopClock(WALL)
     async with InMemoryNetwork() as network, trio.open_nursery() as nursery:
         journal = Journal(None, clock)
         yield World(

@@ -77,9 +77,10 @@ def world_of(plan: Plan) -> type[World]:
     declared: list[tuple[str, Any, Callable[[World], bool]]] = []
     declared += [(f"never{n}", always, _holds(each, False)) for n, each in enumerate(plan.never)]
     declared += [(f"seen{n}", sometimes, _holds(each, True)) for n, each in enumerate(plan.seen)]
-    declared += [
-        (f"reached{n}", recoverable(by=by), _holds(each, True)) for n, (each, by) in enumerate(plan.reached)
-    ]  # fmt: skip
+    may = {f"act{number}" for number, each in enumerate(plan.steps) if not each.fault}
+    for n, (each, by) in enumerate(plan.reached):
+        allowed = None if by is None else tuple(name for name in by if name in may)
+        declared.append((f"reached{n}", recoverable(by=allowed), _holds(each, True)))
     if plan.ends is not None:
         declared.append(("ends", final, _holds(plan.ends, True)))
     for name, kind, predicate in declared:

@@ -130,6 +130,98 @@ def test_a_loop_that_starts_over_while_its_reply_is_held() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("tool_first_s", [0, 1])
+def test_a_tool_call_beside_a_model_call(tool_first_s: int) -> None:
+    """One task of a loop waits for a model reply and another one calls a tool: the loop moves until that call has
+    ended, and then stands; its next tool call waits for the opening, and so does its boundary. Covers: I24.
+    """
+
+    async def test(fleet: Fleet) -> None:
+        job = Job(fleet)
+        called: list[str] = []
+        go_on = trio.Event()
+
+        async def tool(request: Request) -> Response:
+            called.append(request.url.path.rpartition("/")[2])
+            await go_on.wait()
+            return JSONResponse({})
+
+        async def loop(request: Request) -> Response:
+            async with job.agent.session(request.scope, task=await request.json()) as session:
+
+                async def use_tools() -> None:
+                    for name in ("first", "second"):
+                        await session.client("tools").post(f"/{name}")
+                    await session.boundary({"tools": 2})
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(use_tools)
+                    await trio.sleep(tool_first_s)
+                    await session.client("policy").post("/v1/chat/completions", {"name": "a1", "messages": []})
+                return session.finish(called)
+
+        job.agent = Agent(
+            "agent",
+            fleet.config("policy", "tools"),
+            seams=fleet.seams("agent"),
+            transport=fleet.network.transport("agent"),
+        )
+        await fleet.start("policy", job.policy.app())
+        await fleet.start("tools", Starlette(routes=[Route("/{path:path}", tool, methods=["POST"])]))
+        await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run, "r1")
+            await trio.sleep(2)
+            assert await job.phase("prepare", "c1") == "preparing"
+            go_on.set()
+            await settle()
+            assert await job.phase("prepare", "c1") == "prepared"
+            (live,) = job.agent._sessions.values()
+            assert (called, live.boundary) == (["first"], None)
+            assert await job.phase("resume", "c1") == "idle"
+            await settle()
+            assert called == ["first", "second"]
+            assert live.boundary is not None
+            assert await job.phase("prepare", "c2") == "prepared", "the model's reply is waited for, and nothing else"
+            assert await job.phase("resume", "c2") == "idle"
+            job.policy.answer("a1")
+        assert job.results == {"r1": ["first", "second"]}
+        counts = job.agent.admission.counts
+        assert (counts.active, counts.settled) == (0, 0)
+
+    run(test)
+
+
+def test_time_that_several_tasks_are_held_is_not_counted_once_for_each() -> None:
+    """Two replies of one loop are held for ten seconds: ten are not the episode's, and five before them are. I64."""
+
+    async def test(fleet: Fleet) -> None:
+        job = Job(fleet)
+
+        async def loop(request: Request) -> Response:
+            async with job.agent.session(request.scope, task=await request.json()) as session:
+                async with trio.open_nursery() as nursery:
+                    for name in ("a1", "a2"):
+                        body: Any = {"name": name, "messages": []}
+                        nursery.start_soon(session.client("policy").post, "/v1/chat/completions", body)
+                await session.boundary({})
+                (live,) = job.agent._sessions.values()
+                return session.finish([f"{live.elapsed_s:.0f} s"])
+
+        await fleet.start("policy", job.policy.app())
+        await fleet.start("agent", job.agent.wrap(Starlette(routes=[Route("/run", loop, methods=["POST"])])))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run, "r1")
+            await trio.sleep(5)
+            assert await job.phase("prepare", "c1") == "prepared"
+            job.policy.answer("a1", "a2")
+            await trio.sleep(10)
+            assert await job.phase("resume", "c1") == "idle"
+        assert job.results == {"r1": ["5 s"]}
+
+    run(test)
+
+
 def test_a_loop_names_the_parent_itself() -> None:
     """Its own parent header is the one that is sent: a call of a side conversation is no child of the last call."""
 

@@ -248,9 +248,16 @@ async def test_s32_published_only_with_proof(autojump_clock: MockClock, fault: s
     [("committed", None, True), ("preparing", None, False), ("prepared", None, False), ("committed", "ck-9", False)],
 )
 async def test_s32_a_peer_without_incarnations_proves_its_phase(
-    autojump_clock: MockClock, phase: str, checkpoint_id: str | None, publishes: bool
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    phase: str,
+    checkpoint_id: str | None,
+    publishes: bool,
 ) -> None:
-    """A renew is answered in any phase: by a successor too, that a late prepare has closed under the same id (S32)."""
+    """A renew is answered in any phase: by a successor too, that a late prepare has closed under the same id (S32).
+
+    That such a peer proves less than others is said once.
+    """
 
     def anonymous(server: FakeServer, _body: Any) -> None:
         server.incarnation = ""
@@ -273,6 +280,9 @@ async def test_s32_a_peer_without_incarnations_proves_its_phase(
             outcome = await job.checkpoint(20)
             assert isinstance(outcome, Published if publishes else Aborted)
             assert len(world.store().published()) == publishes
+        assert [each.getMessage()[:24] for each in caplog.records if "incarnation" in each.getMessage()] == [
+            "agent: no incarnation in"
+        ]
 
 
 @pytest.mark.trio

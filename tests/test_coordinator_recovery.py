@@ -19,6 +19,7 @@ from participants.coordination.trainer import Dispatch
 from participants.records.records import Disposition
 from participants.serving.testing import Fault
 from participants.settings import SettingsError
+from tests import small_fleet
 from tests.coordinator_world import ROOT, SmallTrainer, World, a_world, abandoned, dispatches, is_call, refuse, running
 
 SERVERS = ("env", "policy", "agent", "tools")
@@ -307,8 +308,8 @@ async def test_a_trainer_that_contradicts_the_checkpoint_is_refused(autojump_clo
 
 
 @pytest.mark.trio
-async def test_a_damaged_newest_checkpoint_is_refused_by_name(autojump_clock: MockClock) -> None:
-    """Nobody guesses: what it acknowledged exists in no older one. The servers are not even started. Covers: I79."""
+async def test_a_damaged_only_checkpoint_is_refused_by_name(autojump_clock: MockClock) -> None:
+    """It is no fresh start, which would give it up for ever. The servers are not even started. Covers: I79."""
     async with a_world() as world:
         outcome = await a_first_life(world, dispatches({"p1": 9}))
         starts = len(world.deployments.fleets)
@@ -328,6 +329,35 @@ async def test_another_set_of_participants_is_refused(autojump_clock: MockClock)
         with pytest.raises(CheckpointRejected, match=r"agent agent \(exported\) took part in it and is not here"):
             async with world.coordinator(world.trainer()) as job:
                 await job.recover()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("change", ["renamed", "added", "another mode"])
+async def test_other_servers_than_wrote_it_are_named(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Each server by kind, name and mode, and on which side it is; nothing older is tried, and nothing is restored."""
+    async with a_world() as world:
+        if change == "added":
+            world.deployments.names = ("env", "policy", "agent")
+        first = await a_first_life(world, dispatches({"p1": 9}))
+        missing, extra = "resources tools (exported)", "resources tools (exported)"
+        if change == "renamed":
+            monkeypatch.setitem(small_fleet.KINDS, "gadgets", "resources")
+            monkeypatch.setitem(small_fleet.ROLES, "gadgets", "resources")
+            world.deployments.names, extra = ("env", "policy", "agent", "gadgets"), "resources gadgets (exported)"
+        elif change == "another mode":
+            world.script("tools", "capabilities", lambda *_: {"checkpoint_mode": "restart_only"})
+            extra = "resources tools (restart_only)"
+        else:
+            world.deployments.names, missing = SERVERS, ""
+        with pytest.raises(CheckpointRejected) as error:
+            async with world.coordinator(world.trainer()) as job:
+                await job.recover()
+        told = [f"{missing} took part in it and is not here"] if missing else []
+        assert error.value.problems == (*told, f"{extra} is here and took no part in it")
+        assert "restore" not in world.history.verbs()
+        assert str(world.store().survey().candidates[0]) == first.checkpoint_id
 
 
 @pytest.mark.trio

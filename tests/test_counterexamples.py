@@ -341,7 +341,7 @@ def test_a_diagram_holds_no_text_that_mermaid_reads_as_syntax() -> None:
             return not self.said
 
     text = sequence(Texts, check(Texts))
-    assert "Note over p0: 1. say(a#59;b#35;c#lt;d#gt; )" in text
+    assert "Note over p0: 1. say(a#59;b#35;c#lt;d#gt;\\n)" in text
     assert text.splitlines()[-1] == "    Note over p0: (end) is broken"
 
     class Long(Texts):

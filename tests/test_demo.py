@@ -38,16 +38,19 @@ from participants.demo.plan import (
 )
 from participants.demo.players import judge_says, offer, offered, policy_says, said_in, turn_of
 from participants.demo.servers import Place, app, factory, process_place
+from participants.demo.story import JOB
 from participants.demo.trainer import DemoTrainer
+from participants.demo.worlds import CHECKPOINTS
+from participants.files.store import Store
 from participants.net.http import ASGIApp
 from participants.records.records import Disposition, Receipt
 from participants.servers.agent import Agent
 from participants.settings import SettingsError
 from statecore import WireError
 from statecore.errors import StatecoreError
-from statecore.seams import FixedClock, MemoryDisk
+from statecore.seams import FixedClock, MemoryDisk, SeededEntropy
 from statecore.wire import canonical
-from tests.demo_world import tell_in_memory
+from tests.demo_world import DIRECTORY, tell_in_memory
 
 LINE = re.compile(
     r"turns redone: (\d+) held by the checkpoint, (\d+) finished after it \(without checkpoints: (\d+)\); "
@@ -111,13 +114,14 @@ def test_what_was_killed_goes_on_and_ends_as_the_undisturbed_run(when: When, kil
 
 
 def test_the_checkpoint_in_force_is_the_one_that_was_published() -> None:
-    """A crash inside the second checkpoint leaves the first in force; its draft is there and ignored."""
+    """A crash inside the second checkpoint leaves the first in force; its draft goes after the next publication."""
     told = tell_in_memory(make_plan(evolve(SMALL, when=When.BEFORE_PUBLISH)))
     said = [each.text for each in told.picture.happened]
     assert any("in force: ck-000001-000002" in text for text in said), said
     assert any("ck-000001-000003 is being validated" in text for text in said), said
     names = told.disk.listdir("/demo/job/checkpoints")
-    assert ".ck-000001-000003.partial" in names and "ck-000001-000003" not in names
+    assert not [each for each in names if "ck-000001-000003" in each]
+    assert "ck-000002-000002" in names
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -383,6 +387,18 @@ def result(name: str, identity: str = "1") -> Result:
     return Result(name, 0, {"reward": 1.0}, receipt, dispatch)
 
 
+def test_a_policy_version_names_the_life_that_made_it() -> None:
+    """Its epoch: a number that is counted up from what a checkpoint says is given twice when two lives begin with it.
+
+    Covers: I89, S51.
+    """
+    told = tell_in_memory(make_plan(Options(rollouts=4, turns=2)))
+    store = Store(DIRECTORY / JOB / CHECKPOINTS, told.disk, SeededEntropy(0), FixedClock(0.0))
+    versions = {each: store.read(each).manifest.policy_version for each in store.published()}
+    assert {each.epoch for each in versions} == {1, 2}
+    assert all(version is not None and version[0] == each.epoch for each, version in versions.items())
+
+
 @pytest.mark.trio
 async def test_a_trainer_is_what_it_saved() -> None:
     """A new trainer with the files stands where the old one stood when it saved; one without them has nothing."""
@@ -398,10 +414,11 @@ async def test_a_trainer_is_what_it_saved() -> None:
     assert trainer.policy_version == (0, 1)
 
     new = DemoTrainer(plan, disk)
+    new.life = 3
     assert await new.consumed() == set()
     await new.load(Path("/saved"))
     assert await new.consumed() == {"p0_g0", "p0_g1", "p0_g2"}
-    assert new.policy_version == (1, 0)
+    assert new.policy_version == (3, 0)
     second = new.next_group()
     assert [(each.rollout_id, each.data_position) for each in second] == [("p1_g0", 4), ("p1_g1", 5)]
     assert new.next_group() == ()

@@ -344,7 +344,9 @@ async def test_a_store_that_fails_is_asked_again(autojump_clock: MockClock) -> N
 async def test_a_store_that_never_keeps_a_result_is_said_and_its_server_has_the_copy(
     autojump_clock: MockClock,
 ) -> None:
-    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. Covers: I66."""
+    """Accepted, the result would be nowhere once a checkpoint is published: its error comes out. No checkpoint
+    waits for it any more. Covers: I66, I69.
+    """
     async with a_world() as world:
         trainer = Keeper(world.disk, breaks=10_000)
         async with world.coordinator(trainer, run_patience_s=20.0) as job:
@@ -355,6 +357,8 @@ async def test_a_store_that_never_keeps_a_result_is_said_and_its_server_has_the_
             outcome = await job.checkpoint(20)
             assert isinstance(outcome, Published)
             assert (world.history.released, trainer.ids, trainer.kept) == ([], [], {})
+            (settling,) = [phase.seconds for phase in outcome.phases if phase.name == "settle"]
+            assert settling < 1
 
 
 @pytest.mark.trio

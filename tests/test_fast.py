@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,6 +180,82 @@ def test_the_planted_bug_is_found_by_a_shortest_trace_in_large_worlds(n: int, st
     found = fast.explore(world(), MOST)
     assert found.violation is not None and len(found.violation.steps) == steps
     replayed(world(), found.violation)
+
+
+class Late(World):
+    """A hundred states of one level, the last of which lead to values that the layout had no room for."""
+
+    last: int = slot(0)
+    first: int = slot(0)
+
+    @action(over=range(1, 101))
+    def choose(self, number: int) -> bool:
+        chosen, self.first = self.first, number
+        return chosen == 0
+
+    @action
+    def on(self) -> bool:
+        self.last = max(0, self.first - 50)
+        return self.first > 0
+
+    @always
+    def fine(self) -> bool:
+        return self.first >= self.last
+
+
+def test_a_layout_that_grows_in_the_middle_of_a_level_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found before and not looked up yet is there in the new layout too."""
+    for module in (expand, recover, search):
+        monkeypatch.setattr(module, "CHUNK", 8)
+    assert agreed(Late).distinct == 1 + 100 + 50
+
+
+class Ticks(World):
+    """Up to three, and seven flags beside it."""
+
+    last: int = slot(0)
+
+
+def _flag(name: str) -> Callable[[Any], bool]:
+    def step(world: Any) -> bool:
+        was = bool(getattr(world, name))
+        setattr(world, name, True)
+        return not was
+
+    step.__name__ = f"set_{name}"
+    return step
+
+
+FLAGS = [f"flag{number}" for number in range(7)]
+Flags = type("Flags", (Ticks,), {n: slot(False) for n in FLAGS} | {f"set_{n}": action(_flag(n)) for n in FLAGS})
+
+
+def test_a_property_of_many_slots_is_true_in_all_states_or_named() -> None:
+    """It is asked once for states that are alike in what it looks at, and yet no state is overlooked."""
+
+    class Counted(Flags):  # type: ignore[misc, valid-type]
+        @action
+        def tick(self) -> bool:
+            self.last += 1
+            return bool(self.last < 4)
+
+        @always
+        def few(self) -> bool:
+            return bool(sum(getattr(self, name) for name in FLAGS) < 8)
+
+        @final
+        def over(self) -> bool:
+            return True
+
+    assert agreed(Counted).distinct == 4 * 2**7
+
+    class Broken(Counted):
+        @always
+        def few(self) -> bool:
+            return sum(getattr(self, name) for name in FLAGS) < 7 or bool(self.last != 3)
+
+    found = agreed(Broken)
+    assert found.violation is not None and len(found.violation.steps) == 10
 
 
 class Chain(World):

@@ -172,15 +172,38 @@ def test_a_root_says_what_a_start_would_restore(root: Path, capsys: pytest.Captu
     }
 
 
-def test_a_damaged_newest_checkpoint_refuses_a_start(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is restored in its place, as a coordinator would do; the exit code is not 0. Covers: I42"""
+def test_a_damaged_newest_checkpoint_is_passed_over(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one before is restored in its place, as a coordinator would do; the exit code is not 0. Covers: I42"""
     (root / "ck-000002-000001/checkpoint.json").unlink()
     code, text, value = inspected(capsys, root)
     assert code == 1
-    assert (value["newest"], value["restored"]) == ("ck-000002-000001", None)
-    assert "a start made now is refused: ck-000002-000001 is DAMAGED" in text
-    assert "refuses a start" in text
+    assert (value["newest"], value["restored"], value["refused"]) == ("ck-000002-000001", "ck-000001-000002", None)
+    assert "a start made now would restore ck-000001-000002, since ck-000002-000001 is DAMAGED" in text
+    assert "damaged: passed over" in text
     assert "missing manifest" in text
+
+
+def test_a_newer_schema_refuses_a_start(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no damage, so nothing older is taken in its place (S43); behind a damaged one it is the same."""
+    for name in ("ck-000001-000002", "ck-000002-000001"):
+        path = root / name / "checkpoint.json"
+        path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+        code, text, value = inspected(capsys, root)
+        assert code == 1
+        if name == "ck-000001-000002":
+            assert value["restored"] == "ck-000002-000001"
+            assert "older, of no use" in text
+            continue
+        assert (value["restored"], value["refused"]) == (None, name)
+        assert f"a start made now is refused: {name} CANNOT BE READ, which is no damage" in text
+        assert "refuses a start" in text
+        assert "start a newer version" in text
+        (root / name / "checkpoint.json").unlink()
+        _, text, value = inspected(capsys, root)
+        assert (value["restored"], value["refused"]) == (None, "ck-000001-000002")
+        assert "is refused: ck-000001-000002 CANNOT BE READ" in text
+        assert "damaged: passed over" in text
+    assert inspected(capsys, root / "ck-000001-000002")[1].startswith("ck-000001-000002: CANNOT BE READ")
 
 
 def test_damage_of_an_overtaken_checkpoint_is_told_and_harms_nobody(
@@ -203,7 +226,7 @@ def test_a_root_without_a_whole_checkpoint_says_so(tmp_path: Path, capsys: pytes
     (path / str(name) / "checkpoint.json").write_bytes(b"{")
     code, text, _ = inspected(capsys, path)
     assert code == 1
-    assert "a start made now is refused" in text
+    assert f"a start made now is refused: every checkpoint of the chain is DAMAGED ({name})" in text
 
 
 def test_a_broken_chain_is_not_guessed_at(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

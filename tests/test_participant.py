@@ -147,6 +147,32 @@ def test_a_server_that_breaks_before_it_was_open_refuses_and_holds_nothing() -> 
     run(test)
 
 
+def test_a_server_that_breaks_while_it_reads_installs_nothing() -> None:
+    """Its restore is refused, and it is open: what it has read must not appear there, for nobody. Covers: I51, I52."""
+
+    async def test(fleet: Fleet) -> None:
+        await tools(fleet)
+        await fleet.post("tools", f"{R1}/seed_session")
+        await fleet.control("tools", "prepare")
+        committed = await fleet.control("tools", "commit", checkpoint_dir=CK, episode_ids=SCOPE)
+        assert committed.json()["episode_ids"] == ["r1"]
+        fresh: Any = counter_resources(fleet.config(), fleet.seams("tools"))
+        await fleet.start("tools", fresh)
+        participant = fresh.server.participant
+        read = participant._read_files
+
+        def breaks(*which: Any) -> Any:
+            participant._lease_broke(LookupError("the timer died"))
+            return read(*which)
+
+        participant._read_files = breaks
+        restored = await fleet.control("tools", "restore", "rs", checkpoint_dir=CK, episode_ids=SCOPE)
+        assert code(restored) == "participant_broken"
+        assert (await fleet.status("tools"))["report"]["counts"]["sessions"] == 0
+
+    run(test)
+
+
 def test_a_call_meant_for_another_process_has_no_effect() -> None:
     """A prepare for a dead process does not close its successor. Covers: S59, I18."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from participants.files.files import UnknownSchema
 from participants.files.store import InvalidCheckpointState, Store
 from participants.records.payloads import AgentBoundary, EnvironmentBoundary, ModelRow, ResourcesState
 from participants.records.records import AgentRecord, EnvironmentRecord, ModelRecord, ResourcesRecord
@@ -76,6 +77,39 @@ def test_s43_a_schema_of_the_future_is_refused_by_its_number(tmp_path: Path, nam
     with pytest.raises(InvalidCheckpointState) as error:
         store_at(root).read(schema_1.NAME)
     if name == "checkpoint.json":
-        assert str(error.value) == f"{path} has schema version 2, only 1 can be read here"
+        told = f"{path} has schema version 2, only 1 can be read here: start a newer version, which reads it"
+        assert str(error.value) == told
     else:
         assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("0", "has schema version 0, only 1 can be read here: start the version that wrote it"),
+        ("17", "has schema version 17, only 1 can be read here: start a newer version, which reads it"),
+    ],
+)
+def test_s43_another_schema_says_what_to_do(tmp_path: Path, version: str, told: str) -> None:
+    """S43: it is whole, and it is not for this version; that is another refusal than damage."""
+    path = rewritten(tmp_path, version)
+    with pytest.raises(UnknownSchema) as error:
+        store_at(tmp_path / "root").read(schema_1.NAME)
+    assert str(error.value) == f"{path} {told}"
+
+
+@pytest.mark.parametrize("version", ['"1"', "1.0", "true", "null", "[1]"])
+def test_s43_what_is_no_version_is_damage(tmp_path: Path, version: str) -> None:
+    """S43: no version of ours has ever written it."""
+    rewritten(tmp_path, version)
+    with pytest.raises(InvalidCheckpointState, match=r"has schema version .*, which is none") as error:
+        store_at(tmp_path / "root").read(schema_1.NAME)
+    assert not isinstance(error.value, UnknownSchema)
+
+
+def rewritten(tmp_path: Path, version: str) -> Path:
+    """The stored checkpoint, which says that it is of another version."""
+    shutil.copytree(STORED / "schema-1", tmp_path / "root")
+    path = tmp_path / "root" / str(schema_1.NAME) / "checkpoint.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', f'"schema_version": {version}'))
+    return path

@@ -97,13 +97,15 @@ class WholeJob:
     disk: MemoryDisk = field(factory=MemoryDisk)
     turnstile: Turnstile = field(factory=Turnstile)
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
+    clocks: dict[str, LoopClock] = field(factory=dict)  # those of their own, by server or "coordinator"
     lives: int = 0
     launcher: InMemoryLauncher | None = None
     trainer: PlainTrainer | None = None
     servers: dict[str, Any] = field(factory=dict)  # the newest server of each name
 
     def __attrs_post_init__(self) -> None:
-        self.disk.mkdir(ROOT)
+        if self.disk.kind(ROOT) is None:
+            self.disk.mkdir(ROOT)
 
     def coordinator(self, **changes: Any) -> Coordinator:
         """A new life: nothing of an older one but the files."""
@@ -120,7 +122,8 @@ class WholeJob:
         return Coordinator(ROOT, self.launcher, self.trainer, **(options | changes))
 
     def _seams(self, name: str) -> Seams:
-        return Seams(clock=self.clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
+        clock = self.clocks.get(name, self.clock)
+        return Seams(clock=clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
 
     def _factory(self, name: str) -> Any:
         kinds: dict[str, Maker] = {

@@ -82,8 +82,8 @@ def tell_checkpoint(view: CheckpointView) -> Iterator[Block]:
     """The checkpoint in words: what it is, who wrote it, and what a restart does with each rollout."""
     name = view.checkpoint_id or Path(view.directory).name
     published = not Path(view.directory).name.endswith(".partial")
-    damaged = "DAMAGED, and never restored" if published else "unfinished"
-    yield f"{name}: {'valid' if view.problem is None else damaged}"
+    wrong = "DAMAGED, and never restored" if view.damaged else "CANNOT BE READ, and a start that needs it is refused"
+    yield f"{name}: {'valid' if view.problem is None else wrong if published else 'unfinished'}"
     if view.problem is not None:
         yield f"  {view.problem}"
     if not published:
@@ -177,11 +177,21 @@ def _newer(name: str | None, than: str) -> bool:
 
 
 def _start(view: RootView) -> str:
+    candidates = {each.checkpoint_id: each for each in view.published if each.standing == "candidate"}
+    passed = ", ".join(each.checkpoint_id for each in reversed(view.published) if _passed_over(view, each))
     if view.restored is not None:
-        return f"would restore {view.restored}"
-    if view.newest is not None:
-        return f"is refused: {view.newest} is DAMAGED, and nothing older is taken in its place unless it is moved away"
-    return "would begin from nothing"
+        return f"would restore {view.restored}" + (f", since {passed} is DAMAGED" if passed else "")
+    if view.refused is None:
+        return "would begin from nothing"
+    if candidates[view.refused].damaged:
+        return f"is refused: every checkpoint of the chain is DAMAGED ({passed})"
+    return f"is refused: {view.refused} CANNOT BE READ, which is no damage, and nothing older is taken in its place"
+
+
+def _passed_over(view: RootView, each: PublishedView) -> bool:
+    """A start made now would find it damaged, and try the one before."""
+    stops = view.restored or view.refused
+    return each.standing == "candidate" and each.damaged and not _newer(stops, each.checkpoint_id)
 
 
 def _published_row(view: RootView, each: PublishedView) -> tuple[str, ...]:
@@ -190,8 +200,10 @@ def _published_row(view: RootView, each: PublishedView) -> tuple[str, ...]:
         "overtaken": "overtaken: never restored",
         "unknown": "unknown: the chain is broken",
     }[each.standing]
-    if each.standing == "candidate" and each.problem is not None:
-        standing = "refuses a start" if each.checkpoint_id == view.newest else "older, of no use"
+    if _passed_over(view, each):
+        standing = "damaged: passed over"
+    elif each.standing == "candidate" and each.problem is not None:
+        standing = "refuses a start" if each.checkpoint_id == view.refused else "older, of no use"
     return (
         each.checkpoint_id,
         moment(each.created_ts),

@@ -20,7 +20,7 @@ from statecore.wire import parse, structure
 
 from ..files.checkpoint import read_checkpoint, read_global_manifest
 from ..files.draft import CHECKPOINT, GYM_MANIFEST, LEDGER, REGISTRY
-from ..files.files import InvalidCheckpointState, check_file, hashed, walk
+from ..files.files import InvalidCheckpointState, UnknownSchema, UnreadableState, check_file, hashed, walk
 from ..files.snapshots import part_dir, read_manifest, scan_part, split_lines
 from ..files.store import Store
 from ..identity import EpisodeId
@@ -72,7 +72,10 @@ class RolloutView:
 
 @frozen(kw_only=True)
 class CheckpointView:
-    """One checkpoint directory. `problem` is why it is damaged, None when it validates as a whole."""
+    """One checkpoint directory. `problem` is why it cannot be used, None when it validates as a whole.
+
+    `damaged`: that is damage. What cannot be read now, or was written by another version, is not.
+    """
 
     directory: str
     checkpoint_id: str | None = None
@@ -85,6 +88,7 @@ class CheckpointView:
     files: tuple[FileView, ...] = ()
     rollouts: tuple[RolloutView, ...] = ()
     problem: str | None = None
+    damaged: bool = False
 
     @property
     def dispositions(self) -> Counter[str]:
@@ -113,13 +117,16 @@ class PublishedView:
     participants: int
     rollouts: int
     problem: str | None = None
+    damaged: bool = False
 
 
 @frozen(kw_only=True)
 class RootView:
-    """A whole root. `newest` is the checkpoint that a start made now would take, `restored` the same if it is whole.
+    """A whole root. `newest` is the first checkpoint that a start made now would try, `restored` the one that it takes.
 
-    Both None: a fresh start. `problem` is a broken chain; then nothing is said of what would be restored.
+    Both None: a fresh start. Damaged ones are passed over; only `restored` None: the start is refused, because of
+    `refused`, which cannot be read or is the last of a chain that is damaged to its end. `problem` is a broken chain;
+    then nothing is said of what would be restored.
     """
 
     directory: str
@@ -129,22 +136,30 @@ class RootView:
     latest: str | None = None
     newest: str | None = None
     restored: str | None = None
+    refused: str | None = None
     problem: str | None = None
 
     @property
     def damaged(self) -> bool:
-        """The chain is broken, or a checkpoint that a restart would try is damaged."""
+        """The chain is broken, or a checkpoint that a restart may try is damaged or cannot be read."""
         return self.problem is not None or any(each.problem and each.standing == "candidate" for each in self.published)
 
 
 def view_checkpoint(disk: Disk, directory: Path, checkpoint_id: str | None = None) -> CheckpointView:
     """What is in `directory`, whole or damaged; `checkpoint_id` is the id that it should have, where that is known."""
-    problem = _problem(lambda: read_checkpoint(disk, directory, checkpoint_id=checkpoint_id, keep_records=False))
+    problem, damaged = None, False
+    try:
+        read_checkpoint(disk, directory, checkpoint_id=checkpoint_id, keep_records=False)
+    except (OSError, StatecoreError) as error:
+        problem = str(error)
+        damaged = not isinstance(error, OSError | UnreadableState | UnknownSchema)
     try:
         sizes = [hashed(disk, path).size_bytes for path in walk(disk, directory)[0]]
     except (OSError, StatecoreError):  # a link or a device in it: `problem` says so
         sizes = []
-    seen = CheckpointView(directory=str(directory), size_bytes=sum(sizes), file_count=len(sizes), problem=problem)
+    seen = CheckpointView(
+        directory=str(directory), size_bytes=sum(sizes), file_count=len(sizes), problem=problem, damaged=damaged
+    )
     try:
         manifest = read_global_manifest(disk, directory)
     except (OSError, StatecoreError):
@@ -176,9 +191,10 @@ def view_root(disk: Disk, directory: Path, clock: Clock, entropy: Entropy) -> Ro
     views = tuple(
         _published(disk, store, each, "candidate" if each in survey.candidates else "overtaken") for each in published
     )
-    whole = {view.checkpoint_id for view in views if view.problem is None}
-    newest = str(survey.candidates[0]) if survey.candidates else None
-    restored = newest if newest in whole else None  # nothing older is taken in the place of a damaged one
+    by_name = {view.checkpoint_id: view for view in views}
+    tried = [by_name[str(each)] for each in survey.candidates]
+    taken = next((view for view in tried if not view.damaged), None)  # as falling_back.py does it
+    stops = taken or (tried[-1] if tried else None)
     claims = tuple(
         ClaimView(
             epoch=claim.epoch,
@@ -194,8 +210,9 @@ def view_root(disk: Disk, directory: Path, clock: Clock, entropy: Entropy) -> Ro
         published=views,
         partial=survey.partial,
         latest=latest,
-        newest=newest,
-        restored=restored,
+        newest=tried[0].checkpoint_id if tried else None,
+        restored=taken.checkpoint_id if taken is not None and taken.problem is None else None,
+        refused=stops.checkpoint_id if stops is not None and stops.problem is not None else None,
     )
 
 
@@ -295,6 +312,7 @@ def _published(disk: Disk, store: Store, checkpoint_id: CheckpointId, standing: 
         participants=len(view.parts),
         rollouts=len(view.rollouts),
         problem=view.problem,
+        damaged=view.damaged,
     )
 
 

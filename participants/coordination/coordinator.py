@@ -116,7 +116,7 @@ class Coordinator:
             log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
 
     async def recover(self) -> Recovered:
-        """This life stands where the newest checkpoint of its chain stood, or at a fresh start; the servers are open.
+        """This life stands where the newest whole checkpoint of its chain stood, or at a fresh start; servers are open.
 
         Claims an epoch, chooses and records its base, starts the servers with it, loads the framework's half, restores,
         delivers again what the trainer lacks. Once per coordinator. Raises CheckpointRejected, DiscoveryFailed,
@@ -126,7 +126,7 @@ class Coordinator:
             raise RuntimeError("recover() is called once; another life is another Coordinator")
         self._started = True
         store = Store(self.root, self.seams.disk, self.seams.entropy, self.seams.clock)
-        begun = await claim_and_choose(store, self.seams)
+        begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
         assert self._token is not None
         urls = await self._launcher.start(begun.epoch)
         life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
@@ -140,6 +140,11 @@ class Coordinator:
             timeout_s=self.settings.discover_timeout_s,
             max_clock_skew_s=self.settings.max_clock_skew_s,
         )
+        if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
+            log.warning(
+                "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
+                ", ".join(nameless),
+            )
         plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
@@ -152,6 +157,7 @@ class Coordinator:
             verdicts=verdicts,
             restore_failed=failed,
             overtaken=begun.overtaken,
+            damaged=begun.damaged,
             runnable_=self.runnable,
         )
 
@@ -195,7 +201,7 @@ class Coordinator:
             if verdict.disposition is Disposition.FRESH:
                 log.info("%s starts over: %s", verdict.rollout_id, verdict.reason)
         for checkpoint_id in overtaken:
-            log.warning("%s was published by a coordinator that was overtaken; it is ignored", checkpoint_id)
+            log.warning("%s was overtaken, or is damaged and was passed over; it is ignored", checkpoint_id)
 
     # --- rollouts
 

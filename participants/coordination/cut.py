@@ -107,11 +107,17 @@ def scope_of(
 
 
 def read_blockers(server: str, report: Mapping[str, Any]) -> tuple[Blocker, ...]:
-    """Who keeps `server` from being ready (S10): by rollout and reason where its report gives details."""
+    """Who keeps `server` from being ready (S10): by rollout and reason where its report gives details.
+
+    The last one stands for those that it counts and does not name.
+    """
     found = [_blocker(server, each) for each in _list(report, "blocker_details") if isinstance(each, dict)]
     if not found:
         texts = (str(each) for each in _list(report, "blockers"))
         found = [Blocker(server=server, reason=text or "a call without a rollout") for text in texts]
+    total = report.get("blocker_count")
+    if found and type(total) is int and total > len(found):
+        found.append(Blocker(server=server, reason="it does not name them", unnamed=total - len(found)))
     return tuple(found) or (Blocker(server=server, reason="it does not say why"),)
 
 

@@ -155,7 +155,7 @@ async def call_all(
         for member in members:
             nursery.start_soon(call, member)
     if bad:
-        raise BadReply("; ".join(map(str, bad)))
+        raise BadReply("; ".join([*map(str, bad), *errors.values()]))
     if errors:
         raise Failure({member.name: errors[member.name] for member in members if member.name in errors})
     return replies
@@ -168,10 +168,17 @@ async def resume_all(members: Iterable[Member], checkpoint_id: str, deadline_ts:
     for role in RESUME_ORDER:
         stage = [member for member in members if member.role is role]
         try:
-            await call_all(stage, "resume", {"checkpoint_id": checkpoint_id}, deadline_ts)
+            await call_all(stage, "resume", {"checkpoint_id": checkpoint_id}, deadline_ts, check=_check_resumed)
         except Failure as failure:
             failed.extend(failure.errors.values())
+        except BadReply as bad:
+            failed.append(str(bad))
     return tuple(failed)
+
+
+def _check_resumed(member: Member, reply: Reply) -> None:
+    if reply.get("phase") != "idle":
+        raise BadReply(f"{member.name}: its resume answered phase {reply.get('phase')!r}"[:300])
 
 
 async def discover(

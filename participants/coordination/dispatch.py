@@ -168,6 +168,9 @@ class Dispatcher:
             await self._deliver(answer.receipt, answer.body)
         except Exception as error:  # the framework's own; its neighbours go on (S42)
             errors.append(error)
+            if not self._life.ledger[episode.rollout_id].has_result:  # no checkpoint waits for it in this life (I69)
+                why = f"its result came and could not be saved: {type(error).__name__}: {error}"
+                self._life.note(self._life.ledger.lost(episode.rollout_id, why))
 
     def _next_attempt(self, episode: EpisodeId) -> EpisodeId:
         """The attempt after one that was retired everywhere; its batch runs it, nobody else is handed it."""

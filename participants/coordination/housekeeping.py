@@ -8,37 +8,55 @@ checkpoint and never fails one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Final
 
 from attrs import define, field
 
 from ..identity import EpisodeId
-from .deployment import RETIRE_ORDER, BadReply, Deployment, Failure, call_all
+from ..net.client import Reply
+from .deployment import RETIRE_ORDER, BadReply, Deployment, Failure, Member, call_all
 from .ledger import Ledger
+
+RETIRE: Final = ("retire", "episode_ids", "retired")
+FORGET: Final = ("forget", "rollout_ids", "forgotten")
+"""A verb, the field that names whom, and the field of the reply that says that it was done."""
 
 
 async def retire_all(
     deployment: Deployment, episodes: Iterable[EpisodeId], checkpoint_id: str, deadline_ts: float, batch: int
 ) -> None:
-    """These attempts, and all below them, are fenced on every server. Raises Failure where a server did not answer."""
-    named = [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in sorted(episodes)]
-    await _in_batches(deployment, "retire", "episode_ids", named, checkpoint_id, deadline_ts, batch)
+    """These attempts, and all below them, are fenced on every server. Raises Failure where a server did not answer, and
+    BadReply where it did not say that it has done so.
+    """
+    named = {each.key: {"rollout_id": each.rollout_id, "attempt": each.attempt} for each in sorted(episodes)}
+    await _in_batches(deployment, RETIRE, named, checkpoint_id, deadline_ts, batch)
 
 
 async def _in_batches(
     deployment: Deployment,
-    verb: str,
-    name: str,
-    values: Sequence[Any],
+    how: tuple[str, str, str],
+    values: Mapping[str, Any],
     checkpoint_id: str,
     deadline_ts: float,
     batch: int,
 ) -> None:
+    """`values` by the name that a server answers for each; BadReply when one does not answer it."""
+    verb, name, done = how
+    names = list(values)
     for roles in RETIRE_ORDER:
-        for start in range(0, len(values), batch):
-            body = {"checkpoint_id": checkpoint_id, name: list(values[start : start + batch])}
-            await call_all(deployment.of(*roles), verb, body, deadline_ts)
+        for start in range(0, len(names), batch):
+            asked = names[start : start + batch]
+            body = {"checkpoint_id": checkpoint_id, name: [values[each] for each in asked]}
+            check = partial(_check_done, verb, done, frozenset(asked))
+            await call_all(deployment.of(*roles), verb, body, deadline_ts, check=check)
+
+
+def _check_done(verb: str, done: str, asked: frozenset[str], member: Member, reply: Reply) -> None:
+    answered = reply.get(done)
+    if not isinstance(answered, list) or not asked <= set(map(str, answered)):
+        raise BadReply(f"{member.name}: its {verb} answered {done} {answered!r}"[:300])
 
 
 @define(eq=False)
@@ -60,7 +78,8 @@ class Housekeeping:
             if rollout_id not in self._ended and ledger.is_saved(rollout_id)
         ]
         try:
-            await _in_batches(deployment, "forget", "rollout_ids", self._to_forget, checkpoint_id, deadline_ts, batch)
+            to_forget = {each: each for each in self._to_forget}
+            await _in_batches(deployment, FORGET, to_forget, checkpoint_id, deadline_ts, batch)
             self._to_forget = ()
             await retire_all(deployment, saved, checkpoint_id, deadline_ts, batch)
         except (Failure, BadReply) as failure:

@@ -44,8 +44,10 @@ class CoordinatorSettings:
 
     `settle_share`: which part of the time left to a checkpoint may be spent on waiting for results that are on their
     way. `run_patience_s`: how long a `/run` is sent again without getting anywhere, outside of checkpoints; longer than
-    the servers' lease grace. `loud_after`: so many failed checkpoints in a row are reported as an error. `stragglers`:
-    what a checkpoint does about rollouts that do not stand after `soft_share` of its time, if it is not told otherwise.
+    the servers' lease grace. `loud_after`: so many failed checkpoints in a row are reported as an error.
+    `stragglers`: what a checkpoint does about rollouts that do not stand after `soft_share` of its time, if it is not
+    told otherwise. `fall_back`: when the newest checkpoint is damaged, the one before it is taken; off, the start is
+    refused. `keep_checkpoints`: how many of its own chain are kept, at least two; None keeps all of them.
     """
 
     max_clock_skew_s: float = field(default=5.0, validator=validators.ge(0))
@@ -65,6 +67,10 @@ class CoordinatorSettings:
     loud_after: int = field(default=3, validator=validators.ge(1))
     stragglers: Stragglers = field(default=Stragglers.ABORT, converter=Stragglers)
     soft_share: float = field(default=0.8, validator=validators.and_(validators.gt(0), validators.lt(1)))
+    fall_back: bool = field(default=True, validator=validators.instance_of(bool))
+    keep_checkpoints: int | None = field(
+        default=None, validator=validators.optional(validators.and_(validators.instance_of(int), validators.ge(2)))
+    )
     control_retries: Retries = field(factory=Retries)
 
 

@@ -17,6 +17,7 @@ from .recovery import Verdict
 from .trainer import Dispatch
 
 BLOCKERS_TOLD = 5
+RESULTS_TOLD = 10
 
 
 class CoordinatorError(StatecoreError):
@@ -29,15 +30,21 @@ class Overtaken(CoordinatorError):
 
 @frozen(kw_only=True)
 class Blocker:
-    """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say."""
+    """Who keeps a server from being ready (S10). `waited_s` is None where the server does not say.
+
+    `unnamed`: this one stands for so many that the server counts and does not name; 0 for who is named.
+    """
 
     server: str
     rollout_id: str = ""
     attempt: int = 0
     reason: str = ""
     waited_s: float | None = None
+    unnamed: int = 0
 
     def __str__(self) -> str:
+        if self.unnamed:
+            return f"{self.unnamed} that {self.server} does not name"
         who = f"{self.rollout_id} attempt {self.attempt}" if self.rollout_id else "a call without a rollout"
         waited = "" if self.waited_s is None else f" for {self.waited_s:.1f} s"
         return f"{who} at {self.server}: {self.reason}{waited}"
@@ -45,9 +52,9 @@ class Blocker:
 
 def shown(what: Iterable[object]) -> str:
     """The first of these, and how many more there are."""
-    texts = [str(each) for each in what]
-    more = len(texts) - BLOCKERS_TOLD
-    return "; ".join(texts[:BLOCKERS_TOLD]) + (f"; and {more} more" if more > 0 else "")
+    told = list(what)
+    more = sum((each.unnamed if isinstance(each, Blocker) else 0) or 1 for each in told[BLOCKERS_TOLD:])
+    return "; ".join(map(str, told[:BLOCKERS_TOLD])) + (f"; and {more} more" if more > 0 else "")
 
 
 def _gone(left_out: Mapping[str, str], retired: Mapping[str, str]) -> str:
@@ -153,12 +160,37 @@ class BatchReport:
     lost: Mapping[str, str] = field(factory=dict)
 
 
+@frozen
+class Damaged:
+    """A published checkpoint of the chain that is damaged and was passed over; nothing of it is used.
+
+    `results` are the rollouts whose result it holds and the checkpoint that was taken does not: they run again, and
+    whoever heard of their end hears of it once more. None where even that cannot be read.
+    """
+
+    checkpoint_id: str
+    problem: str
+    results: tuple[str, ...] | None = None
+
+    def story(self) -> str:
+        """One line."""
+        if self.results is None:
+            lost = "which results it alone holds cannot be told"
+        elif not self.results:
+            lost = "it alone holds no result"
+        else:
+            more = len(self.results) - RESULTS_TOLD
+            told = ", ".join(self.results[:RESULTS_TOLD]) + (f" and {more} more" if more > 0 else "")
+            lost = f"it alone holds the results of {told}, which run again"
+        return f"{self.checkpoint_id} is damaged and nothing of it is used: {self.problem}; {lost}"
+
+
 @frozen(kw_only=True)
 class Recovered:
     """Where a coordinator stands after `recover`.
 
     `checkpoint_id` is the checkpoint that it went on from, None for a fresh start; `verdicts` say what became of each
-    rollout in it; `restore_failed` why all of them start fresh, or "".
+    rollout in it; `restore_failed` why all of them start fresh, or ""; `damaged` are newer ones that it passed over.
     """
 
     checkpoint_id: str | None
@@ -166,6 +198,7 @@ class Recovered:
     verdicts: tuple[Verdict, ...] = ()
     restore_failed: str = ""
     overtaken: tuple[str, ...] = ()
+    damaged: tuple[Damaged, ...] = ()
     runnable_: Callable[[Iterable[Dispatch]], Batch] = field(repr=False, eq=False)
 
     def runnable(self, new_dispatches: Iterable[Dispatch] = ()) -> Batch:
@@ -187,4 +220,5 @@ class Recovered:
         shown = [Disposition.CONTINUE, Disposition.COMPLETED, Disposition.FRESH]
         told = ", ".join(f"{self.count(each)} {each}" for each in shown)
         failed = f" (restore failed: {self.restore_failed})" if self.restore_failed else ""
-        return f"epoch {self.epoch} from {self.checkpoint_id}: {told}{failed}"
+        passed = "".join(f" ({each.checkpoint_id} is damaged)" for each in self.damaged)
+        return f"epoch {self.epoch} from {self.checkpoint_id}{passed}: {told}{failed}"

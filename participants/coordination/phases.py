@@ -84,6 +84,10 @@ class Phases:
         """This phase ended now."""
         self.times.append(Phase(name, trio.current_time() - began))
 
+    def clock_set_by_s(self) -> float:
+        """How far somebody has set the wall clock forward since this checkpoint began."""
+        return (self.deadline - trio.current_time()) - (self.deadline_ts - self.life.seams.clock.time())
+
     async def ask(
         self, members: Iterable[Member], verb: str, body: Mapping[str, Any], *, until: float | None = None, **how: Any
     ) -> dict[str, Reply]:
@@ -182,7 +186,10 @@ class Phases:
         self.policy_version = await self._hook("policy_version", self._read_policy_version)
         self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
-        directory = await self.life.disk(lambda: draft.framework_dir)
+        try:
+            directory = await self.life.disk(lambda: draft.framework_dir)
+        except StatecoreError as error:
+            raise StageFailed(f"the framework's directory cannot be made: {error}") from error
         failed: list[StageFailed] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_leases, nursery.cancel_scope, failed)
@@ -222,7 +229,9 @@ class Phases:
         now = self.life.seams.clock.time()
         for name, reply in replies.items():
             expires = reply.get("lease_expires_at")
-            if isinstance(expires, (int, float)) and expires <= now:
+            if not isinstance(expires, (int, float)):  # somebody answered, who proves nothing
+                raise StageFailed(f"{name}: its renew answered no lease_expires_at")
+            if expires <= now:
                 raise StageFailed(f"{name}: its lease has expired")
 
     async def prove(self) -> dict[str, str]:

@@ -124,7 +124,7 @@ class Preparation:
         ledger = self._life.ledger
         candidates = {each.dispatch.rollout_id: each.episode for each in ledger.candidates()}
         units = ledger.units(self._life.deployment.sharing)
-        if self.stragglers is Stragglers.RETIRE and all(named([each]) for each in said):
+        if self.stragglers is Stragglers.RETIRE and all(each.unnamed or named([each]) for each in said):
             found = concerned(named(said), candidates, units).items()
             gone = {episode: why for episode, why in found if candidates.get(episode.rollout_id) == episode}
             if gone:

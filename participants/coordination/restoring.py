@@ -1,11 +1,11 @@
 """A life begins: the root is claimed, a base chosen, the servers restored or opened.
 
 Rules (docs/reference/protocol.md sections 7 and 11): claim first, then choose, then record, then read the claims again
-(S62): results are released at a start too, and a later life may not have seen this one's base; only the newest
-candidate is taken, and if it is damaged nobody guesses: results that it released exist nowhere else; a restore installs
-all or nothing over all servers (I51); every attempt <= N of every known rollout is fenced before anything opens, and
-what a restore does not fence before anything is restored, since from then on a lease may open a server; if it fails
-anywhere, N+1 is retired everywhere, the servers open, and the rollouts start fresh as N+2.
+(S62): results are released at a start too, and a later life may not have seen this one's base; the newest candidate
+that is whole is taken (falling_back.py); a restore installs all or nothing over all servers (I51); every attempt <= N
+of every known rollout is fenced before anything opens, and what a restore does not fence before anything is restored,
+since from then on a lease may open a server; if it fails anywhere, N+1 is retired everywhere, the servers open, and the
+rollouts start fresh as N+2.
 """
 
 from __future__ import annotations
@@ -18,48 +18,49 @@ from attrs import frozen
 from statecore.seams import on_disk
 
 from ..files.checkpoint import Checkpoint
-from ..files.store import InvalidCheckpointState, Store
+from ..files.store import Store
 from ..identity import EpisodeId
 from ..net.client import Reply
 from ..settings import Seams
 from .deployment import BadReply, Failure, Member, call_all, resume_all
+from .falling_back import take_newest_whole
 from .housekeeping import retire_all
 from .life import Life, log
-from .outcomes import CoordinatorError, Overtaken
-from .recovery import CheckpointRejected, RestorePlan, Server
+from .outcomes import CoordinatorError, Damaged, Overtaken
+from .recovery import RestorePlan, Server
 
 
 @frozen
 class Begun:
-    """A claimed epoch and what it starts from; `overtaken` are published checkpoints that are not in its chain."""
+    """A claimed epoch and what it starts from.
+
+    `overtaken` are published checkpoints that are not in its chain, `damaged` those of its chain that were passed over.
+    """
 
     epoch: int
     checkpoint: Checkpoint | None
     overtaken: tuple[str, ...] = ()
+    damaged: tuple[Damaged, ...] = ()
 
 
-async def claim_and_choose(store: Store, seams: Seams) -> Begun:
+async def claim_and_choose(store: Store, seams: Seams, *, fall_back: bool = True) -> Begun:
     """This life's epoch is claimed and its base recorded, and nobody has claimed since.
 
-    CheckpointRejected when the newest candidate is damaged; Overtaken when there is a later claim.
+    CheckpointRejected when no candidate can be taken; Overtaken when there is a later claim.
     """
-    return await on_disk(seams.disk, partial(_claim_and_choose, store))
+    return await on_disk(seams.disk, partial(_claim_and_choose, store, fall_back))
 
 
-def _claim_and_choose(store: Store) -> Begun:
-    epoch = store.claim()
-    choice = store.choose(epoch)
-    overtaken, newest = tuple(map(str, choice.overtaken)), choice.start
-    try:
-        checkpoint = None if newest is None else store.read(newest)
-    except InvalidCheckpointState as error:
-        raise CheckpointRejected(
-            [f"{newest} is damaged and nothing older is taken in its place (move it away by hand to do so): {error}"]
-        ) from error
-    store.record_base(epoch, newest)
+def _claim_and_choose(store: Store, fall_back: bool) -> Begun:
+    return _choose(store, store.claim(), fall_back)
+
+
+def _choose(store: Store, epoch: int, fall_back: bool) -> Begun:
+    taken = take_newest_whole(store, epoch, fall_back=fall_back)
+    store.record_base(epoch, taken.start)
     if later := store.overtaken_by(epoch):
         raise Overtaken(f"{store.root}: epoch {epoch} is overtaken by epoch {later[-1]} before it began; nothing runs")
-    return Begun(epoch, checkpoint, overtaken)
+    return Begun(epoch, taken.checkpoint, taken.overtaken, taken.damaged)
 
 
 def recorded_servers(checkpoint: Checkpoint) -> frozenset[Server]:
@@ -98,7 +99,7 @@ async def _fence(life: Life, episodes: Sequence[EpisodeId], restore_id: str, dea
     """These attempts and all below them are over on every server. CoordinatorError where one cannot be told."""
     try:
         await retire_all(life.deployment, episodes, restore_id, deadline_ts, life.settings.retire_batch)
-    except Failure as failure:
+    except (Failure, BadReply) as failure:
         raise CoordinatorError(f"{restore_id}: old attempts could not be fenced: {failure}") from failure
 
 

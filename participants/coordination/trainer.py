@@ -4,7 +4,8 @@ Rules (docs/reference/protocol.md sections 9 and 13): whoever saved a result kee
 contains it (I87); the trainer's consumed set decides what is completed (I88); the rollout id derives from the data
 position, so that a cursor that rolled back hands out the same ids again and the coordinator knows them (I12, S40).
 
-Values only, and two protocols; no clock, no disk, no await.
+Values only, and protocols; no clock, no disk, no await. What a framework has to know is in one place,
+docs/reference/integration-contract.md.
 """
 
 from __future__ import annotations

@@ -23,12 +23,14 @@ from ..identity import EpisodeId
 from ..machines import transaction as tx
 from ..records.manifests import CheckpointId
 from ..records.records import Disposition
+from .clocks import clock_trouble
 from .deployment import Member, resume_all
 from .life import Life, log
 from .outcomes import Aborted, Overtaken, Published
 from .phases import Phases, StageFailed
 from .preparing import Preparation
 from .stragglers import Stragglers
+from .retention import delete_what_is_old
 
 CLAIM_READS: Final = 5
 CLAIM_READ_DELAY_S: Final = 0.5
@@ -118,6 +120,11 @@ class CheckpointRun:
             if not isinstance(error, Refused):
                 log.error("%s: an error that nothing expects", self.checkpoint_id, exc_info=error)
             failure = StageFailed(f"{type(error).__name__}: {error}", broken=True)
+        if hint := clock_trouble(
+            self.life.deployment.members, self.phases.clock_set_by_s(), self.life.settings.max_clock_skew_s
+        ):
+            reason = f"{failure.reason} ({hint})"
+            failure = StageFailed(reason, failure.blockers, broken=failure.broken, retire=failure.retire)
         self._failure, self._failed_in = failure, str(self.machine.state)
         return self._step(tx.Failed(failure.reason))
 
@@ -213,6 +220,7 @@ class CheckpointRun:
             return [tx.Aborted()]
         if not self._unresumed:
             await self.life.tidy(str(self.checkpoint_id))
+        self._notes += await delete_what_is_old(self.life, self.checkpoint_id)
         return [tx.ServersResumed()]
 
     # --- what it comes to

@@ -162,6 +162,7 @@ class Observer:
 
 async def run_rollouts(scene: Scene, job: Coordinator, recovered: Recovered, trainer: DemoTrainer) -> None:
     """All rollouts that were recovered and all that the trainer still hands out have ended."""
+    trainer.life = recovered.epoch
     lost: dict[str, str] = {}
 
     async def run(batch: Batch) -> None:

@@ -35,9 +35,8 @@ class Accepted:
 
 @frozen
 class State:
-    """All of the trainer. `cursor` counts groups handed out, `steps` groups trained on, `lives` its loads."""
+    """All that is saved. `cursor` counts groups handed out, `steps` groups trained on."""
 
-    lives: int = 0
     cursor: int = 0
     steps: int = 0
     accepted: tuple[Accepted, ...] = ()
@@ -45,11 +44,12 @@ class State:
 
 @define(eq=False)
 class DemoTrainer:
-    """A `trainer.Trainer` for the job of `plan`."""
+    """A `trainer.Trainer` for the job of `plan`. `life` is the epoch, which is no other life's and is never saved."""
 
     plan: Plan
     disk: Disk
     state: State = field(factory=State)
+    life: int = 0
 
     # --- what the coordinator calls
 
@@ -62,8 +62,7 @@ class DemoTrainer:
             file.fsync()
 
     async def load(self, directory: Path) -> None:
-        saved = structure(parse(await on_disk(self.disk, self.disk.read, directory / STATE_FILE)), State)
-        self.state = State(saved.lives + 1, saved.cursor, saved.steps, saved.accepted)
+        self.state = structure(parse(await on_disk(self.disk, self.disk.read, directory / STATE_FILE)), State)
 
     async def accept(self, result: Result) -> None:
         """Kept, and trained on if it is the last of its group."""
@@ -71,14 +70,15 @@ class DemoTrainer:
         accepted = (*now.accepted, Accepted(result.rollout_id, result.receipt, result.body))
         here = {each.rollout_id for each in accepted}
         complete = sum(all(each.rollout_id in here for each in group) for group in self.plan.groups)
-        self.state = State(now.lives, now.cursor, complete, accepted)
+        self.state = State(now.cursor, complete, accepted)
 
     async def consumed(self) -> set[str]:
         return {each.rollout_id for each in self.state.accepted}
 
     @property
     def policy_version(self) -> tuple[int, int]:
-        return self.state.lives, self.state.steps
+        """By the life as well: the steps of a life that crashed are taken again, from other results."""
+        return self.life, self.state.steps
 
     # --- what the job asks
 
@@ -87,7 +87,7 @@ class DemoTrainer:
         groups, now = self.plan.groups, self.state
         if now.cursor >= len(groups):
             return ()
-        self.state = State(now.lives, now.cursor + 1, now.steps, now.accepted)
+        self.state = State(now.cursor + 1, now.steps, now.accepted)
         first = sum(len(group) for group in groups[: now.cursor])
         return tuple(each.dispatch(first + number) for number, each in enumerate(groups[now.cursor]))
 

@@ -6,7 +6,7 @@ what the start's epoch published before the start, newest first; then that epoch
 is published was overtaken: reported, ignored, never deleted (S44, S62, I91).
 
 What a life decides by its claims is here too, and nowhere else: its number, its base, whether it was overtaken, and
-what retention may delete. Retention is not built; `deletable` is what it has to ask.
+what retention may delete.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Claim:
     base: Base | None = None
 
 
+class NothingWhole(StoreError):
+    """Every checkpoint of the chain is damaged; that is no fresh start, which would give up all that was done."""
+
+
 @frozen
 class Choice:
     """What a life starts from, `start` None for a fresh start; `overtaken` is published and not in its chain."""
@@ -61,13 +65,23 @@ def next_epoch(epochs: Iterable[int]) -> int:
     return max(epochs, default=0) + 1
 
 
-def choose(epoch: int, claims: Mapping[int, Claim], published: Collection[CheckpointId]) -> Choice:
-    """The base of claim `epoch`: the newest candidate and no other. Raises ChainBroken as `candidates` does.
+def choose(
+    epoch: int,
+    claims: Mapping[int, Claim],
+    published: Collection[CheckpointId],
+    damaged: Collection[CheckpointId] = (),
+) -> Choice:
+    """The base of claim `epoch`: the newest candidate that is not `damaged`, and no other.
 
-    `claims` are read after the claim was made, and `published` after them.
+    `claims` are read after the claim was made, and `published` after them. What is passed over here is not in the chain
+    of any later claim, once the base is recorded. Raises NothingWhole where all candidates are damaged, and ChainBroken
+    as `candidates` does.
     """
     tried = candidates(epoch, claims, published)
-    return Choice(tried[0] if tried else None, tuple(each for each in published if each not in tried))
+    start = next((each for each in tried if each not in damaged), None)
+    if tried and start is None:
+        raise NothingWhole(f"all checkpoints of the chain of epoch {epoch} are damaged: {', '.join(map(str, tried))}")
+    return Choice(start, tuple(each for each in published if each not in tried))
 
 
 def overtaken_by(epoch: int, epochs: Iterable[int], own: Collection[int] = ()) -> tuple[int, ...]:

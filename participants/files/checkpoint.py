@@ -105,6 +105,19 @@ def read_global_manifest(disk: Disk, directory: Path, checkpoint_id: str | None 
     return manifest
 
 
+def read_results(disk: Disk, directory: Path) -> tuple[str, ...] | None:
+    """The rollouts whose result a checkpoint holds, also one that is damaged elsewhere; None where it cannot be told.
+
+    For reports: of a checkpoint that does not validate as a whole nothing else may be used, and nothing of these.
+    """
+    try:
+        with invalid_on_error(directory):
+            rows = _rows(disk, directory, read_global_manifest(disk, directory).ledger, LEDGER, LedgerRow)
+    except InvalidCheckpointState:
+        return None
+    return tuple(sorted(row.rollout_id for row in rows if row.status is not LedgerStatus.LIVE))
+
+
 def _manifest(disk: Disk, path: Path, cls: type[T]) -> T:
     with invalid_on_error(f"{path} is no valid manifest"):
         value: Json = parse(read_small(disk, path))
@@ -133,9 +146,9 @@ def _read_part(
     path = part_dir(directory, entry.kind, entry.name) / MANIFEST
     if directory / entry.manifest != path:
         raise InvalidCheckpointState(f"{directory / CHECKPOINT} names {entry.manifest!r} for {entry.kind}/{entry.name}")
-    part = read_manifest(disk, directory, entry.kind, entry.name)
-    if sha256_hex(read_small(disk, path)) != entry.sha256:
+    if disk.kind(path) is not None and sha256_hex(read_small(disk, path)) != entry.sha256:
         raise InvalidCheckpointState(f"{path} does not match its manifest digest")
+    part = read_manifest(disk, directory, entry.kind, entry.name)
     if part.checkpoint_id != manifest.checkpoint_id:
         raise InvalidCheckpointState(f"{path} is for {part.checkpoint_id!r}, not for {manifest.checkpoint_id}")
     if part.record_count != entry.record_count:

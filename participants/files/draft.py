@@ -70,8 +70,9 @@ class Draft:
     def framework_dir(self) -> Path:
         """Where the framework's hook writes; the directory is there and belongs to it until `seal_framework`."""
         path = self.directory / FRAMEWORK
-        if self._disk.kind(path) is None:
-            self._disk.mkdir(path)
+        with invalid_on_error(path):
+            if self._disk.kind(path) is None:
+                self._disk.mkdir(path)
         return path
 
     def write_gym(self, committed: Iterable[Committed]) -> GymManifest:

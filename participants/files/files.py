@@ -33,6 +33,14 @@ class InvalidCheckpointState(StatecoreError):
     """A checkpoint directory is missing, damaged, foreign, or cannot be written: 422 `invalid_checkpoint_state`."""
 
 
+class UnreadableState(InvalidCheckpointState):
+    """The disk cannot read it now, which is no word on what is there: nobody takes that for damage."""
+
+
+class UnknownSchema(InvalidCheckpointState):
+    """Another version of this software wrote it; the message names file, version, and what to do (S43). No damage."""
+
+
 class WriteStopped(StatecoreError):
     """The checkpoint ended while its part was being written; nothing was published and nothing is left (I48)."""
 
@@ -87,13 +95,18 @@ def _checked(stop: Callable[[], bool], held: AbstractContextManager[None]) -> It
 
 @contextmanager
 def invalid_on_error(what: object) -> Iterator[None]:
-    """Whatever goes wrong inside (disk, input, a value that is none) is an InvalidCheckpointState that names `what`."""
+    """Whatever goes wrong inside (disk, input, a value that is none) is an InvalidCheckpointState that names `what`.
+
+    It is UnreadableState where the disk does not say what is there.
+    """
     try:
         yield
     except InvalidCheckpointState:
         raise
-    except (OSError, StatecoreError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, StatecoreError, ValueError) as error:
         raise InvalidCheckpointState(f"{what}: {error}") from error
+    except OSError as error:
+        raise UnreadableState(f"{what}: {error}") from error
 
 
 def megabytes(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -29,8 +29,10 @@ from .files import (
     Digest,
     InvalidCheckpointState,
     StopFlag,
+    UnknownSchema,
     WriteStopped,
     hashed,
+    invalid_on_error,
     make_dirs,
     never,
     read_small,
@@ -227,7 +229,7 @@ def read_manifest(disk: Disk, checkpoint_dir: Path, kind: str, instance: str) ->
     """The manifest of this server's part; InvalidCheckpointState if missing, damaged or another's (I42, I45)."""
     directory = part_dir(checkpoint_dir, kind, instance)
     path = directory / MANIFEST
-    try:
+    with invalid_on_error(f"{path} is no valid manifest"):
         for each in (directory.parent.parent, directory.parent, directory):
             if disk.kind(each) is not None:
                 require_dir(disk, each)
@@ -236,10 +238,6 @@ def read_manifest(disk: Disk, checkpoint_dir: Path, kind: str, instance: str) ->
         value: Json = parse(read_small(disk, path))
         require_schema(path, value)
         manifest = Manifest.read(value)
-    except InvalidCheckpointState:
-        raise
-    except (OSError, StatecoreError) as error:
-        raise InvalidCheckpointState(f"{path} is no valid manifest: {error}") from error
     if (manifest.kind, manifest.instance) != (kind, instance):
         raise InvalidCheckpointState(f"{path} belongs to {manifest.kind}/{manifest.instance}, not to {kind}/{instance}")
     if not _RECORDS_FILE.match(manifest.records_file):
@@ -248,10 +246,18 @@ def read_manifest(disk: Disk, checkpoint_dir: Path, kind: str, instance: str) ->
 
 
 def require_schema(path: Path, value: Json) -> None:
-    """The file's schema version is one that is read here; InvalidCheckpointState names the version otherwise (S43)."""
+    """The file's schema version is one that is read here; UnknownSchema names the version otherwise (S43).
+
+    What says no version at all is damaged: InvalidCheckpointState.
+    """
     version = value.get("schema_version") if type(value) is dict else None
-    if type(version) is not int or version not in SUPPORTED_SCHEMAS:
-        raise InvalidCheckpointState(f"{path} has schema version {version!r}, only 1 can be read here")
+    if type(version) is not int:
+        raise InvalidCheckpointState(f"{path} has schema version {version!r}, which is none")
+    if version not in SUPPORTED_SCHEMAS:
+        newest = max(SUPPORTED_SCHEMAS)
+        read = "only 1 can be read here" if newest == 1 else f"{min(SUPPORTED_SCHEMAS)} to {newest} can be read here"
+        which = "a newer version, which reads it" if version > newest else "the version that wrote it"
+        raise UnknownSchema(f"{path} has schema version {version}, {read}: start {which}")
 
 
 def find_manifest(disk: Disk, checkpoint_dir: Path, kind: str, instance: str) -> Manifest | None:
@@ -274,7 +280,7 @@ def scan_part(
     sha256 = hashlib.sha256()
     count = 0
     problem: InvalidCheckpointState | None = None
-    try:
+    with invalid_on_error(f"cannot read {path}"):
         require_file(disk, path)
         for line in split_lines(disk, path, sha256.update):
             count += 1
@@ -286,8 +292,6 @@ def scan_part(
                 problem = error
             else:
                 yield found
-    except OSError as error:
-        raise InvalidCheckpointState(f"cannot read {path}: {error}") from error
     if sha256.hexdigest() != manifest.records_sha256:
         raise InvalidCheckpointState(f"{path} does not match its manifest digest")
     if problem is not None:

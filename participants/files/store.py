@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from ..records._fields import Json
 from ..records.manifests import CheckpointId, encode_manifest
 from . import chain
 from .chain import Base, ChainBroken, Claim, StoreError, base_name, claim_name
-from .checkpoint import Checkpoint, read_checkpoint
+from .checkpoint import Checkpoint, read_checkpoint, read_results
 from .draft import CHECKPOINT, Draft
 from .files import InvalidCheckpointState, make_dirs, read_small, remove_tree, temporary, write_once
 
@@ -139,10 +139,10 @@ class Store:
         """What claim `epoch` may start from, in the order to try (section 11). The claim must be made before."""
         return chain.candidates(epoch, self.claims(), self.published())
 
-    def choose(self, epoch: int) -> chain.Choice:
-        """The base of claim `epoch`, by the chain. The claim must be made before."""
+    def choose(self, epoch: int, damaged: Collection[CheckpointId] = ()) -> chain.Choice:
+        """The base of claim `epoch`, by the chain, passing over what is `damaged`. The claim must be made before."""
         claims = self.claims()  # the claims first, then what is published: of two, one sees the other
-        return chain.choose(epoch, claims, self.published())
+        return chain.choose(epoch, claims, self.published(), damaged)
 
     def record_base(self, epoch: int, start: CheckpointId | None) -> None:
         """It is durable what `epoch` started from, once and for all; None is a fresh start.
@@ -233,6 +233,10 @@ class Store:
     def read(self, checkpoint_id: CheckpointId) -> Checkpoint:
         """A published checkpoint with all its records; InvalidCheckpointState when anything of it is wrong."""
         return read_checkpoint(self._disk, self.path(checkpoint_id), checkpoint_id=str(checkpoint_id))
+
+    def results_of(self, checkpoint_id: CheckpointId) -> tuple[str, ...] | None:
+        """The rollouts whose result a damaged checkpoint holds, for a report; None where that cannot be told."""
+        return read_results(self._disk, self.path(checkpoint_id))
 
     def latest(self) -> str | None:
         """What `LATEST` says; it may lag, and nothing is decided by it."""

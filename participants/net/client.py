@@ -167,6 +167,7 @@ class ControlClient:
         self.seen_incarnation: str | None = None
         self.server_epoch: int | None = None
         self.server_ts: float | None = None
+        self.clock_offset_s: float | None = None  # as the newest reply showed it: the server's clock is so far ahead
         self._client = client
         self._token = token
         self._clock = clock
@@ -305,6 +306,7 @@ class ControlClient:
             self.server_epoch = answer.epoch
         if answer.server_ts is not None:
             self.server_ts = answer.server_ts
+            self.clock_offset_s = answer.server_ts - self._clock.time()
 
 
 @frozen

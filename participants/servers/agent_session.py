@@ -7,7 +7,7 @@ a boundary while a checkpoint is open, it stands still (docs/reference/protocol.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -218,7 +218,9 @@ class Session:
         self._finished = False
         self._trail = Trail() if live is None else live.trail
         self._steps = 0
-        self._moved_at = agent.seams.clock.monotonic()
+        self._moved_at = self._held_until = agent.seams.clock.monotonic()
+        self._waiting = 0  # tasks of this loop that wait for a model reply or are parked
+        self._calling = 0  # and all its other calls that are under way
 
     @property
     def episode(self) -> EpisodeId | None:
@@ -252,8 +254,9 @@ class Session:
         if live is None:
             return Peer(self._agent, name, None, self._trail, lambda: None)
         return Peer(
-            self._agent, name, live.episode, self._trail, self._check, self._around_model, on_restart=self._start_over
-        )
+            self._agent, name, live.episode, self._trail, self._check,
+            around_model=self._around_model, around_other=self._around_other, on_restart=self._start_over,
+        )  # fmt: skip
 
     async def boundary(self, state: Any, *, items: Any = None, usage: Any = None) -> bool:
         """The turn is completed and `state` is what a continuation starts from; parks here while a checkpoint is open.
@@ -269,13 +272,19 @@ class Session:
         if live is None:
             return self.may_go_on
         self._check()
+        await self._move(live)
         live.steps_used += 1
         if not self.may_go_on:
             return False
         self._freeze(state, items, usage)
         if not self._agent.admission.is_open and not live.restart:
-            live.settle("parked at a boundary", self._agent.seams.clock.monotonic())
-            await self._stir(live)
+            self._waiting += 1
+            self._wait(live, "parked at a boundary")
+            try:
+                await self._stir(live)
+            finally:
+                self._waiting -= 1
+        self._wait(live, "waits for a model reply")
         return True
 
     def finish(self, result: Any, status: int = 200) -> HttpResponse:
@@ -302,25 +311,57 @@ class Session:
             if live.activity is not None:
                 live.activity.exempt()
 
-    async def _around_model(self, waiting: Awaitable[T]) -> T:
+    async def _around_model(self, send: Callable[[], Awaitable[T]]) -> T:
         """Quiet while the generation runs; its reply is held here while the server is closed (section 6)."""
-        live, clock = self._live, self._agent.seams.clock
+        live = self._live
         assert live is not None
-        live.settle("waits for a model reply", clock.monotonic())
+        self._waiting += 1
+        self._wait(live, "waits for a model reply")
         try:
-            response = await waiting
+            response = await send()
         except Exception:
             await self._stir(live)
             raise
+        finally:
+            self._waiting -= 1
         await self._stir(live)
+        self._wait(live, "waits for another model reply")
         return response
+
+    async def _around_other(self, send: Callable[[], Awaitable[T]]) -> T:
+        """It moves while it calls, also where another task of this loop waits (I24)."""
+        live = self._live
+        assert live is not None
+        await self._move(live)
+        self._calling += 1
+        try:
+            return await send()
+        finally:
+            self._calling -= 1
+            self._wait(live, "waits for a model reply")
+
+    def _wait(self, live: LiveSession, reason: str) -> None:
+        """It stands if a task of this loop waits for a model reply, or parks, and none of them calls anybody else.
+
+        What the others do meanwhile stays in memory: whatever leaves it, a call or a boundary, moves first.
+        """
+        is_over = live.generation != self._generation or live.machine.state is AttemptState.TOMBSTONED
+        if self._waiting and not self._calling and not is_over:
+            live.settle(reason, self._agent.seams.clock.monotonic())
+
+    async def _move(self, live: LiveSession) -> None:
+        """It moves: it did, or it has stood for another task of this loop and its server is open."""
+        if live.stands:
+            await self._stir(live)
 
     async def _stir(self, live: LiveSession) -> None:
         """It moves again, and the time for which its server held it is not the episode's (I64)."""
         clock = self._agent.seams.clock
         since = clock.monotonic()
         await live.stir(clock)
-        self._moved_at += clock.monotonic() - since
+        now = clock.monotonic()
+        self._moved_at += now - max(since, self._held_until)  # once, however many tasks were held
+        self._held_until = now
 
     def _freeze(self, state: Any, items: Any, usage: Any) -> None:
         live = self._live

@@ -307,6 +307,7 @@ class Participant:
             raise Refused(
                 "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
             )
+        PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
         keys = self.part.install(staged, scope)
         return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
 

@@ -140,11 +140,16 @@ class Trail:
         )
 
 
+Send = Callable[[], Awaitable[Answered]]
+Around = Callable[[Send], Awaitable[Answered]]
+
+
 @define(eq=False)
 class Peer:
     """One other server, as one execution calls it.
 
-    `around_model` wraps the wait for a generation: the execution is quiet meanwhile, and a late reply is held.
+    `around_model` makes the call that waits for a generation: the execution is quiet meanwhile, and a late reply is
+    held. `around_other` makes every other call: meanwhile the execution moves, whatever else of it waits.
     `on_restart` is told when the server says that its sessions start over.
     """
 
@@ -153,7 +158,8 @@ class Peer:
     episode: EpisodeId | None
     trail: Trail
     check: Callable[[], None]
-    around_model: Callable[[Awaitable[Answered]], Awaitable[Answered]] | None = None
+    around_model: Around | None = None
+    around_other: Around | None = None
     on_restart: Callable[[], None] = lambda: None
 
     @property
@@ -217,11 +223,10 @@ class Peer:
         def once() -> Awaitable[Answered]:
             return self.host.posts.post(self.url, prefixed, content, headers)
 
+        around = self.around_model if is_model_path(path) else self.around_other
         for tried in range(1, CONNECT_TRIES + 1):
             try:
-                if self.around_model is not None and is_model_path(path):
-                    return await self.around_model(once())
-                return await once()
+                return await (once() if around is None else around(once))
             except httpx.ConnectError as error:
                 if tried == CONNECT_TRIES:
                     raise ParticipantLost(f"{self.name} cannot be reached: {error}") from error

@@ -1,4 +1,8 @@
-"""What every step does to many states at once, and how packed states are laid out as slots get new values."""
+"""What every step does to many states at once, and how packed states are laid out as slots get new values.
+
+What steps lead to is gathered and looked up together, up to a level at a time: in most worlds many steps lead to the
+same state, and equal ones are cheaper to find by sorting than one by one in a table of all states.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,8 @@ class Expander:
         self.steps: list[tuple[Step, Action]] = list(world.steps())
         self.tries = [Trie(f"action {step.label}", self.layout) for step, _ in self.steps]
         self._found: list[Words] = []
-        self._waiting = 0
+        self.waiting = 0
+        """How many of those found are not looked up yet; there may be equal ones among them."""
         self._predicates: dict[str, Trie] = {}
         self._first: dict[int, tuple[tuple[int, ...], Run]] = {}
 
@@ -65,12 +70,11 @@ class Expander:
         return Columns(self.states.words(begin, end), self.layout)
 
     def fired(self, begin: int, columns: Columns) -> tuple[Columns, list[Fired]]:
-        """What is enabled in the states from `begin` on; whatever it does fits into the layout that is given back."""
-        while True:
-            fired = list(self.each(columns, range(len(self.steps))))
-            if not self.grow():
-                return columns, fired
+        """What is enabled in the states from `begin` on, and these in a layout into which all fits that it does."""
+        fired = list(self.each(columns, range(len(self.steps))))
+        if self.grow():
             columns = self.columns(begin, begin + columns.count)
+        return columns, fired
 
     def each(self, columns: Columns, numbers: range | list[int]) -> Iterator[Fired]:
         """Step by step, what is enabled in some states; steps that are enabled nowhere are left out."""
@@ -102,15 +106,15 @@ class Expander:
     def found(self, words: Words) -> None:
         """These states are reachable. Many are looked up together, so that `states` may not have them yet."""
         self._found.append(words)
-        self._waiting += len(words[0])
-        if self._waiting >= BATCH:
+        self.waiting += len(words[0])
+        if self.waiting >= BATCH:
             self.look_up()
 
     def look_up(self) -> None:
         """All that was found is among the states."""
         if self._found:
             self.states.add([np.concatenate(words) for words in zip(*self._found, strict=True)])
-            self._found, self._waiting = [], 0
+            self._found, self.waiting = [], 0
 
     def broken(self, fired: Fired) -> tuple[int, str] | None:
         """The first row in which the step breaks a property, and its name."""
@@ -183,7 +187,7 @@ class Expander:
 
     def _act(self, number: int, ids: tuple[int, ...]) -> Run:
         step, action = self.steps[number]
-        return self.tracer.act(self.tries[number].where, action, step.args, ids)
+        return self.tracer.act(number, self.tries[number].where, action, step.args, ids)
 
     def _needed(self) -> list[int]:
         """The bits that each slot needs."""

@@ -25,31 +25,55 @@ class SlotValues:
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: list[Any] = []
-        self._hashes: list[int] = []
+        self._looks: list[object] = []
         self._ids: dict[Any, int] = {}
 
     def __len__(self) -> int:
         return len(self.values)
 
     def id_of(self, value: Any) -> int:
-        """The number of the value, a new one if it is new; DefinitionError if it cannot be hashed."""
+        """The number of the value, a new one if it is new.
+
+        DefinitionError if it cannot be hashed, or if it is equal to one that was met before and yet another one.
+        """
         try:
             found = self._ids.setdefault(value, len(self.values))
         except TypeError as error:
             raise DefinitionError(f"slot {self.name!r} holds {value!r}, which cannot be hashed: {error}") from None
         if found == len(self.values):
             self.values.append(value)
-            self._hashes.append(hash(value))
+            self._looks.append(_look(value))
+        elif not _alike(self.values[found], value):
+            raise DefinitionError(
+                f"slot {self.name!r} holds {self.values[found]!r} and {value!r}, which are equal and so one state, "
+                "but not the same to everyone who looks; keep to one kind of value"
+            )
         return found
 
     def check_unchanged(self, number: int, where: str) -> None:
         """DefinitionError if the value was changed in place since it was met; `where` says what did it."""
         value = self.values[number]
-        if hash(value) != self._hashes[number]:
+        if _look(value) != self._looks[number]:
             raise DefinitionError(
                 f"{where} changes the value of slot {self.name!r} in place (it is {value!r} now); "
                 "assign a new value, and keep immutable ones in slots"
             )
+
+
+def _look(value: Any) -> object:
+    """What changes when the value is changed in place: its hash, and what is in it if the hash says nothing of that."""
+    by_identity = type(value).__hash__ is object.__hash__ and not isinstance(value, type)
+    inside = getattr(value, "__dict__", None) if by_identity else None
+    return hash(value) if inside is None else (hash(value), repr(inside))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two equal values are of one kind, as `1` and `True` are not."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    return not isinstance(one, tuple) or all(map(_alike, one, other))
 
 
 class Layout:

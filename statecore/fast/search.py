@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DefinitionError
-from ..findings import Exploration, Limits, Progress, Violation
+from ..findings import CTRL_C, Exploration, Limits, Progress, Violation
 from ..properties import Kind, Property
 from ..seams import Clock
 from ..symmetry import Symmetry, sample
@@ -83,8 +83,11 @@ class _Search:
             if symmetry is not None and result.violation is None and result.limit is None:
                 self._fired_otherwise(symmetry)
         except KeyboardInterrupt:
-            result.limit = "Ctrl-C"
-        self.expander.check_pure()
+            result.limit, self.begin = CTRL_C, 0  # states may just have been packed anew, so none is shown
+        try:
+            self.expander.check_pure()
+        except KeyboardInterrupt:
+            result.limit = CTRL_C
         result.distinct = self.expander.states.count
         result.bytes = self.expander.bytes
         result.unseen = tuple(self.unseen)
@@ -199,7 +202,10 @@ class _Search:
 
     def _stopped(self) -> bool:
         """Whether a limit is reached; whoever wants to know hears how far it is."""
-        result, limits, count = self.result, self.limits, self.expander.states.count
+        result, limits = self.result, self.limits
+        if self.expander.states.count + self.expander.waiting > limits.states:
+            self.expander.look_up()
+        count = self.expander.states.count
         now = self.clock.monotonic() if self.clock else 0.0
         if count > limits.states:
             result.limit = f"{limits.states} states"

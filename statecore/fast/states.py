@@ -1,7 +1,9 @@
 """Every state found so far, in the order found: a column for each word, and a hash table of their positions.
 
 Comparison is exact at any width: the table says where to look, and whole words are compared. A state takes 8 bytes a
-word, and 8 to 16 in the table. Everything is done for many states at once, without a loop over states.
+word, and 8 to 16 in the table, or up to 32 if it is of one word. Everything is done for many states at once, without a
+loop over states, and in the order of their hashes, which is that of their places in the table: so what is equal is side
+by side, and the table is gone through from the first place to the last.
 """
 
 from __future__ import annotations

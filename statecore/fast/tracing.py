@@ -60,8 +60,8 @@ class Tracer:
         """What the slots hold in the state of these numbers."""
         return tuple(slot.values[number] for slot, number in zip(self.slots, ids, strict=True))
 
-    def act(self, where: str, action: Action, args: tuple[Any, ...], ids: tuple[int, ...]) -> Run:
-        """A run of an action; `where` names it."""
+    def act(self, number: int, where: str, action: Action, args: tuple[Any, ...], ids: tuple[int, ...]) -> Run:
+        """A run of an action; `where` names it, and its number tells it from others with the same name."""
 
         def call(world: Any) -> Outcome:
             try:
@@ -79,7 +79,7 @@ class Tracer:
 
         run = self._run(where, call, ids)
         if self._ghosts is not None and run.outcome.breaks is None:
-            self._ghosts.look(where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
+            self._ghosts.look(number, where, [(slot, ids[slot]) for slot in run.reads], run.outcome)
         return run
 
     def holds(self, where: str, predicate: Callable[[Any], object], ids: tuple[int, ...]) -> Run:
@@ -109,8 +109,6 @@ class Tracer:
         store["_ids"], store["_reads"], store["_writes"] = ids, reads, {}
         try:
             outcome = call(self._traced)
-        except DefinitionError:
-            raise
         except Exception as error:
             noted(error, where, self.world, self.values(ids))
             raise
@@ -185,6 +183,8 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
         store["_writes"][name] = store[name] = value
 
     def put(self: Any, state: tuple[Any, ...]) -> None:
+        if self.__dict__["_locked"]:
+            kind.put(self, state)  # which says what is wrong
         written = dict(zip(kind.slots_, state, strict=True))
         self.__dict__["_writes"].update(written)
         self.__dict__.update(written)
@@ -201,12 +201,12 @@ def _traced(world: World, slots: list[SlotValues]) -> World:
 
     each = enumerate(zip(kind.slots_, slots, strict=True))
     members: dict[str, Any] = {name: _Reader(name, number, slot) for number, (name, slot) in each}
-    members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back, "__module__": kind.__module__}
+    members |= {"__setattr__": assign, "put": put, "_mark": mark, "_back": back}
     members["values"] = property(lambda self: tuple(getattr(self, name) for name in kind.slots_))
-    # What hides the slots here is no part of the world, so what the class collected of itself is set right again.
-    traced: Any = type(kind.__name__, (kind,), members)
-    for name in ("slots_", "params_", "actions_", "properties_"):
-        setattr(traced, name, getattr(kind, name))
+    # What hides the slots here is no part of the world, so it is there only after the class has collected its own.
+    traced: Any = type(kind.__name__, (kind,), {"__module__": kind.__module__})
+    for name, member in members.items():
+        setattr(traced, name, member)
     made: World = object.__new__(traced)
     made.__dict__.update({name: value for name, value in world.__dict__.items() if name not in kind.slots_})
     return made

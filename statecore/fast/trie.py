@@ -2,6 +2,9 @@
 
 What is read next follows from what has been read. A node is a slot to look at, its children are found by the number of
 the slot's value: in a flat array while the slot is small, else in a hash table. A leaf is what the action does.
+
+A trie is gone through a level at a time, for all rows that are still on their way. At the root, where most rows drop
+out, the rows with a certain value are asked for by many actions and found once.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ __all__ = ["Columns", "Leaves", "Trie"]
 HELD, LEAF, UNKNOWN = -1, -2, -(2**31)
 FLAT_MOST = 1 << 20
 FEW = 16
+"""Up to so many values of the first slot, their rows are looked at one value after the other."""
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Learn = Callable[[int], tuple[Run, tuple[int, ...]]]
@@ -148,7 +152,9 @@ class Trie:
 
     def relayout(self, layout: Layout) -> None:
         """Slots have more room now."""
-        self.layout = layout
+        before, self.layout = self.layout, layout
+        if all(layout.capacity(slot) == before.capacity(slot) for slot in self.reads):
+            return
         self._reset()
         for node, slot in enumerate(self._slot):
             self._place(node, slot)
@@ -157,7 +163,8 @@ class Trie:
         places = self._bases.take(edges >> 32) + (edges & _NUMBER)
         flat = places >= 0
         self._flat[places[flat]] = children[flat]
-        self._set_sparse(edges[~flat], children[~flat])
+        if self._has_sparse:
+            self._set_sparse(edges[~flat], children[~flat])
 
     def run(self, columns: Columns, learn: Learn) -> tuple[Ints | None, Ints]:
         """(rows, leaves): the rows in which it is enabled (None: in all of them), with the leaf of each."""
@@ -256,7 +263,7 @@ class Trie:
             unknown = (child == UNKNOWN).nonzero()[0]
             edge = number.take(unknown)
             edge |= node << 32 if nodes is None else nodes.take(unknown) << 32
-            for one in unknown[np.unique(edge, return_index=True)[1]]:
+            for one in unknown[unlike([edge.view(np.uint64)])]:
                 self._insert(learn(int(one if rows is None else rows[one])))
             child[unknown] = self._look_up(node, None if nodes is None else nodes.take(unknown), number.take(unknown))
         return child
