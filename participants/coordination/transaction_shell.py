@@ -29,8 +29,8 @@ from .life import Life, log
 from .outcomes import Aborted, Overtaken, Published
 from .phases import Phases, StageFailed
 from .preparing import Preparation
-from .stragglers import Stragglers
 from .retention import delete_what_is_old
+from .stragglers import Stragglers
 
 CLAIM_READS: Final = 5
 CLAIM_READ_DELAY_S: Final = 0.5
