@@ -4,9 +4,10 @@
 them may touch a part that cannot be exported, and then starts over; one may not stand in time, and then it is left out
 of the checkpoint: its move ends when it likes. A board is exported once, with whoever of its players is saved.
 
-Who is in a unit, who is left out, what the registry says and what a restart does are the coordinator's own decisions
-(`unit_of`, `whole_units`, `settle` and `settle_units`, `classify` and `classify_units`). Leases and lost calls are in
-other worlds. docs/reference/protocol.md sections 6, 7, 12 and 13.
+Who is in a unit, who is left out, what is in the scope, what the registry says and what a restart does are the
+coordinator's own decisions (`unit_of`, `concerned`, `scope_of`, `settle` and `settle_units`, `classify` and
+`classify_units`); who is left out is counted again at the opening as at a server's gate (`counted_again`). Leases and
+lost calls are in other worlds. docs/reference/protocol.md sections 6, 7, 12 and 13.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from attrs import evolve, frozen
 
 from models.server import DEADLINE_TS, Server, knock, server, tell
 from participants.coordination.agreement import NO_PIECES, Agreed, Pieces
+from participants.coordination.cut import scope_of
 from participants.coordination.recovery import Settled, Verdict, classify, classify_units, settle, settle_units
-from participants.coordination.units import Sharing, unit_of, whole_units
+from participants.coordination.stragglers import concerned
+from participants.coordination.units import Sharing, unit_of
 from participants.identity import EpisodeId
 from participants.machines.attempt import (
     ATTEMPT,
@@ -44,7 +47,7 @@ from participants.machines.control import (
 )
 from participants.machines.control import PartWritten as ServerPartWritten
 from participants.machines.fencing import own_id
-from participants.machines.gate import GATE, ArrivedImpatient, Ended, GateData, GateState, Stirred
+from participants.machines.gate import GATE, ArrivedImpatient, Ended, GateData, GateState, Stirred, counted_again
 from participants.machines.gate import Settled as Stood
 from participants.records.records import AgentRecord, Disposition, LedgerRow, LedgerStatus, Receipt, RegistryRow
 from statecore import Snapshot, Table
@@ -234,13 +237,13 @@ class UnitsWorld(World):
         if self.place.control.data.writing is not None:
             return False
         self._tell(CommitRequested(self._checkpoint_id, arguments="all", **self._address))
-        for name in NAMES:
-            player = self._player(name)
-            if name in self.left_out or player.restarts or player.attempt.state is AttemptState.COMPLETED:
-                continue
+        restarts = [EpisodeId(name) for name in NAMES if self._player(name).restarts]
+        left_out = [EpisodeId(name) for name in self.left_out]
+        for each in sorted(scope_of(frozenset(self._candidates.values()), restarts, (), left_out)):
+            player = self._player(each.rollout_id)
             if player.attempt.state.resumable:
                 attempt, _ = self.ATTEMPT.step(player.attempt, PartWritten())
-                self._put(name, evolve(player, attempt=attempt, record=player.turn))
+                self._put(each.rollout_id, evolve(player, attempt=attempt, record=player.turn))
         return None
 
     @action
@@ -342,7 +345,8 @@ class UnitsWorld(World):
 
     def _with_its_unit(self, name: str) -> frozenset[str]:
         """Who is left out with this straggler."""
-        return whole_units([name], {each: unit_of(GROUPS[each], Sharing.GROUP) for each in NAMES})
+        units = {each: unit_of(GROUPS[each], Sharing.GROUP) for each in NAMES}
+        return frozenset(each.rollout_id for each in concerned({EpisodeId(name): "it moves"}, self._candidates, units))
 
     def _decide(self, settled: dict[str, Settled], units: dict[str, str | None]) -> dict[str, Settled]:
         """What the registry says of all, from what it would say of each."""
@@ -362,6 +366,7 @@ class UnitsWorld(World):
             sent=player.attempt.state in RUNNING,
             retained=False,
             restarted_by="place" if player.restarts else "",
+            left_out="it moves" if name in self.left_out else "",
             pieces=NO_PIECES if player.record is None else STANDS,
             agreed=self._agreed(name, player.record or 0, images),
         )
@@ -396,10 +401,14 @@ class UnitsWorld(World):
     def _set_board(self, name: str, board: Board) -> None:
         setattr(self, f"board_{name}", tuple(sorted(board)))
 
+    @property
+    def _candidates(self) -> dict[str, EpisodeId]:
+        """The executions that a checkpoint would save."""
+        return {name: EpisodeId(name) for name in NAMES if self._player(name).attempt.state in RUNNING}
+
     def _counted(self, player: Player) -> Player:
-        self.place = knock(self.place, ArrivedImpatient(), self.GATE)
-        if player.attempt.state is not AttemptState.RUNNING:
-            self.place = knock(self.place, Stood(), self.GATE)
+        for event in counted_again(settled=player.attempt.state is not AttemptState.RUNNING):
+            self.place = knock(self.place, event, self.GATE)
         return evolve(player, counted=True)
 
     def _uncounted(self, player: Player) -> Player:

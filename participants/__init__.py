@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .coordination.deployment import DiscoveryFailed
     from .coordination.ledger import KnownRollout
     from .coordination.recovery import CheckpointRejected
+    from .coordination.stragglers import Stragglers
     from .coordination.trainer import Dispatch, Disposition, HearsOfRestarts, Result, SavesResults, Trainer
     from .files.store import StoreError
     from .servers.agent import Agent
@@ -79,6 +80,7 @@ _WHERE = {
     "SettingsError": "settings",
     "StartupFailed": "serving.launcher",
     "StoreError": "files.store",
+    "Stragglers": "coordination.stragglers",
     "Trainer": "coordination.trainer",
     "Verify": "servers.resources",
     "attrs_codec": "servers.codecs",
@@ -126,6 +128,7 @@ __all__ = [
     "SettingsError",
     "StartupFailed",
     "StoreError",
+    "Stragglers",
     "Trainer",
     "Verify",
     "attrs_codec",

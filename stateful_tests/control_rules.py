@@ -21,6 +21,7 @@ from participants.machines.control import (
     Call,
     CommitRequested,
     LeaseExpired,
+    LeaveOut,
     PartInstalled,
     PartWritten,
     Phase,
@@ -124,10 +125,16 @@ class ControlRules(RuleBasedStateMachine):
         self.servers[name] = after
         self.known[name] = _now_known(known, before, after, event)
         self.on_change(name, before, after)
+        for effect in effects:
+            if isinstance(effect, LeaveOut):
+                self.on_leave_out(name, effect.keys)
         return effects
 
     def on_change(self, name: str, before: Server, after: Server) -> None:
         """For those who have something at that server."""
+
+    def on_leave_out(self, place: str, keys: frozenset[str]) -> None:
+        """For those who have something at that server: it does not wait for these executions."""
 
     def new_id(self, kind: str = "ck") -> str:
         self.numbered += 1
@@ -235,6 +242,17 @@ class ControlRules(RuleBasedStateMachine):
             self.send(name, kind(data.draw(st.sampled_from(gone))))
             assert self.servers[name] == before, f"I14: {kind.__name__} of an ended checkpoint changed {name}"
 
+    @rule(name=names, keys=st.frozensets(st.sampled_from(["a", "a-a1", "b", "c"]), min_size=1))
+    def leave_out(self, name: str, keys: frozenset[str]) -> None:
+        """A server that waits, or is to begin, is told to go on without some executions (section 12)."""
+        if self.servers[name].phase is Phase.IDLE and not self.calm:
+            self.send(name, self.call(PrepareRequested, name, self.new_id()))
+        where = self.servers[name]
+        if where.phase is Phase.PREPARING:
+            self.send(name, self.call(PrepareRequested, name, where.open_id or "", leave_out=keys))
+            left_out = self.servers[name].control.data.left_out
+            assert left_out == where.control.data.left_out | keys, f"I15: told {keys}, {name} has {left_out}"
+
     @precondition(lambda self: not self.calm)
     @rule(name=names)
     def break_prepare(self, name: str) -> None:
@@ -274,6 +292,12 @@ class ControlRules(RuleBasedStateMachine):
         for name, where in self.servers.items():
             assert where.open_id == self.known[name].holding, f"I13: {name} has {where.open_id} open"
             assert where.open_id is None or where.open_id not in where.control.data.ended
+
+    @invariant()
+    def nobody_is_left_out_of_nothing(self) -> None:
+        """S18: with its checkpoint over, a server has nothing to do without anybody."""
+        for name, where in self.servers.items():
+            assert where.open_id or not where.control.data.left_out, f"S18: {name}: {where.control.data.left_out}"
 
     @invariant()
     def counts_are_counts(self) -> None:
@@ -369,4 +393,3 @@ def _now_known(known: Known, before: Server, after: Server, event: Any) -> Known
         fresh = evolve(known, gone=known.gone | {checkpoint_id})
         return evolve(fresh, holding=None, answers={}) if ends else fresh
     return known
-

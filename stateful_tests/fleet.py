@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from models.server import Server, server
+from participants.identity import EpisodeId
 from participants.machines import attempt as tries
 from participants.machines import handoff as results
 from participants.machines import resource_session as sessions
@@ -81,6 +82,8 @@ class Fleet(RolloutRules):
         found: dict[str, Any] = {}
         for rollout_id, rollout in self.rollouts.items():
             for each in rollout.executions:
+                if self.is_left_out(rollout_id, each):
+                    continue
                 if name == "agent" and each.at.state.resumable and each.turn:
                     each.at, _ = self.tables.attempt.step(each.at, tries.PartWritten())
                     found[rollout_id] = (each.number, each.turn)
@@ -126,6 +129,19 @@ class Fleet(RolloutRules):
         holding = [self.servers[name].open_id == checkpoint_id for name in NAMES]
         if all(holding) and all(self.servers[name].phase is Phase.PREPARED for name in NAMES):
             assert self.decide(tx.AllPrepared())
+
+    @precondition(lambda self: self._in(TransactionState.PREPARING))
+    @rule()
+    def go_without_stragglers(self) -> None:
+        """Servers that still wait are told not to wait for what moves there (section 12)."""
+        moving = [
+            EpisodeId(name, each.number).key
+            for name, each in self.everything()
+            if each.at.state is AttemptState.RUNNING or each.calling == "admitted"
+        ]
+        for name in NAMES:
+            if self.servers[name].phase is Phase.PREPARING:
+                self.leave_out(name, frozenset(moving))
 
     @precondition(lambda self: self._in(TransactionState.COMMITTING))
     @rule()
@@ -217,9 +233,16 @@ class Fleet(RolloutRules):
         resuming = self._in(TransactionState.RESUMING)
         assert self.decide(tx.ServersResumed() if resuming else tx.Aborted())
 
-    @rule(steps=st.integers(4, 9), lost=st.sampled_from([None, None, None, *NAMES]), when=st.integers(0, 8))
-    def checkpoint(self, steps: int, lost: str | None, when: int) -> None:
-        """Several steps of a checkpoint in a row, everybody parking as soon as they can; one lease may end under it."""
+    @rule(
+        steps=st.integers(4, 9),
+        lost=st.sampled_from([None, None, None, *NAMES]),
+        when=st.integers(0, 8),
+        straggler=st.sampled_from([None, None, *ROLLOUTS]),
+    )
+    def checkpoint(self, steps: int, lost: str | None, when: int, straggler: str | None) -> None:
+        """Several steps of a checkpoint in a row, everybody parking as soon as they can, or all but one, and then it
+        goes on without that one; one lease may end under it.
+        """
         each_step: dict[TransactionState, Callable[[], None]] = {
             TransactionState.IDLE: self.begin,
             TransactionState.PREPARING: self.prepare_all,
@@ -238,8 +261,11 @@ class Fleet(RolloutRules):
             if self.tx.state in each_step:
                 each_step[self.tx.state]()
             for name in ROLLOUTS:
-                self.end_call(name)
-                self.park(name)
+                if name != straggler:
+                    self.end_call(name)
+                    self.park(name)
+            if straggler is not None and self._in(TransactionState.PREPARING):
+                self.go_without_stragglers()
 
     # --- the end of a life
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from models.server import Server, knock
+from participants.identity import EpisodeId
 from participants.machines import attempt as tries
 from participants.machines import gate as gates
 from participants.machines import handoff as results
@@ -42,6 +43,7 @@ class Execution:
     result: Snapshot[Handoff, results.Kept]
     turn: int = 0
     calling: str = ""  # "" or "held" or "admitted"
+    excused: set[str] = field(factory=set)  # the servers that do not wait for it
 
     @property
     def receipt(self) -> str:
@@ -90,21 +92,50 @@ class RolloutRules(ControlRules):
         return self.servers[name]
 
     def on_change(self, name: str, before: Server, after: Server) -> None:
-        """Freezes and thaws sessions, and admits what was held."""
-        everything = [each for rollout in self.rollouts.values() for each in rollout.executions]
-        if name != "tools":
-            return
-        frozen_now = before.phase is Phase.PREPARING and after.phase is Phase.PREPARED
+        """Freezes and thaws sessions, admits what was held, and counts again what was left out."""
         opened = after.is_open and not before.is_open
-        for each in everything:
-            if frozen_now and each.session.state is SessionState.LIVE:
+        frozen_now = before.phase is Phase.PREPARING and after.phase is Phase.PREPARED
+        left_out = after.control.data.left_out
+        for rollout_id, each in self.everything():
+            if opened and name in each.excused:
+                each.excused.discard(name)
+                for event in gates.counted_again(settled=name == "agent" and each.at.state in LIVE[1:]):
+                    self.knock(name, event)
+            if name != "tools":
+                continue
+            stays = EpisodeId(rollout_id, each.number).key not in left_out
+            if frozen_now and stays and each.session.state is SessionState.LIVE:
                 each.session, _ = self.tables.session.step(each.session, sessions.Froze())
             elif opened and each.session.state is SessionState.FROZEN:
                 each.session, _ = self.tables.session.step(each.session, sessions.Thawed())
             if opened and each.calling == "held":
                 each.calling = "admitted"
 
+    def everything(self) -> list[tuple[str, Execution]]:
+        """All executions, each with its rollout."""
+        return [(name, each) for name, rollout in self.rollouts.items() for each in rollout.executions]
+
+    def is_left_out(self, name: str, each: Execution) -> bool:
+        """Some server was told to go on without it."""
+        key = EpisodeId(name, each.number).key
+        return any(key in where.control.data.left_out for where in self.servers.values())
+
+    def step_aside(self, name: str, each: Execution, event: Any) -> None:
+        """What `each` does at this server is an event of its gate, unless nobody waits for it there."""
+        if name not in each.excused:
+            self.knock(name, event)
+
     # --- rollouts
+
+    def on_leave_out(self, place: str, keys: frozenset[str]) -> None:
+        for name, each in self.everything():
+            self._excuse(place, each, EpisodeId(name, each.number).key in keys)
+
+    def _excuse(self, place: str, each: Execution, named: bool) -> None:
+        moves = {"agent": each.at.state is AttemptState.RUNNING, "tools": each.calling == "admitted"}
+        if named and moves.get(place) and place not in each.excused:
+            self.step_aside(place, each, gates.Ended())
+            each.excused.add(place)
 
     @initialize(turns=st.lists(st.integers(0, TURNS - 1), min_size=len(ROLLOUTS), max_size=len(ROLLOUTS)))
     def start_rollouts(self, turns: list[int]) -> None:
@@ -150,7 +181,8 @@ class RolloutRules(ControlRules):
         """The mutation is applied, exactly once (I36); a call of an attempt that is over changes nothing (I6)."""
         for each in self.rollouts[name].executions:
             if each.calling == "admitted":
-                self.knock("tools", gates.Ended())
+                self.step_aside("tools", each, gates.Ended())
+                each.excused.discard("tools")
                 each.calling = ""
                 if each.at.state is AttemptState.RUNNING:
                     self._mutate(each, new=True)
@@ -190,7 +222,7 @@ class RolloutRules(ControlRules):
         each = self.rollouts[name].newest
         at_boundary = not each.calling and 0 < each.turn < TURNS
         if at_boundary and each.at.state is AttemptState.RUNNING and not self.servers["agent"].is_open:
-            self.knock("agent", gates.Settled())
+            self.step_aside("agent", each, gates.Settled())
             each.at, _ = self.tables.attempt.step(each.at, tries.Parked())
 
     @rule(name=rollouts)
@@ -216,7 +248,7 @@ class RolloutRules(ControlRules):
         except Refused:
             return
         if before in LIVE:
-            self.knock("agent", gates.Ended() if before is AttemptState.RUNNING else gates.SettledEnded())
+            self._left_the_agent(each, before)
             each.result, _ = self.tables.handoff.step(each.result, results.Finished(f"{name}-{each.number}"))
 
     @rule(name=rollouts)
@@ -234,10 +266,12 @@ class RolloutRules(ControlRules):
         before = each.at.state
         each.at, _ = self.tables.attempt.step(each.at, tries.Tombstoned())
         assert before is not AttemptState.COMPLETED or each.at.state is before, "I70: a result was destroyed"
-        if before is AttemptState.RUNNING:
-            self.knock("agent", gates.Ended())
-        elif before in LIVE:
-            self.knock("agent", gates.SettledEnded())
+        if before in LIVE and each.at.state is AttemptState.TOMBSTONED:
+            self._left_the_agent(each, before)
+
+    def _left_the_agent(self, each: Execution, before: AttemptState) -> None:
+        self.step_aside("agent", each, gates.Ended() if before is AttemptState.RUNNING else gates.SettledEnded())
+        each.excused.discard("agent")
 
     @rule(name=rollouts, turns=st.integers(1, TURNS), to_the_end=st.booleans())
     def play(self, name: str, turns: int, to_the_end: bool) -> None:
@@ -331,12 +365,20 @@ class RolloutRules(ControlRules):
     @invariant()
     def gates_count_what_is_there(self) -> None:
         """I23, I24: what the gates count is what runs, stands and waits; so nothing runs at a quiet server."""
-        everything = [each for rollout in self.rollouts.values() for each in rollout.executions]
         agent, tools = self.servers["agent"].gate.data, self.servers["tools"].gate.data
-        assert agent.active == sum(each.at.state is AttemptState.RUNNING for each in everything)
-        assert agent.settled == sum(each.at.state in LIVE[1:] for each in everything)
-        assert tools.active == sum(each.calling == "admitted" for each in everything)
+        everything = [each for _, each in self.everything()]
+        at_the_agent = [each.at.state for each in everything if "agent" not in each.excused]
+        at_the_tools = [each.calling for each in everything if "tools" not in each.excused]
+        assert agent.active == sum(state is AttemptState.RUNNING for state in at_the_agent)
+        assert agent.settled == sum(state in LIVE[1:] for state in at_the_agent)
+        assert tools.active == at_the_tools.count("admitted")
         assert tools.held == sum(each.calling == "held" for each in everything)
+
+    @invariant()
+    def nobody_is_excused_by_who_is_open(self) -> None:
+        """S18: with its checkpoint over, a server counts everybody."""
+        for name, each in self.everything():
+            assert not any(self.servers[place].is_open for place in each.excused), f"S18: {name} is not counted"
 
     @invariant()
     def results_are_dropped_by_their_receipt_and_taken_once(self) -> None:

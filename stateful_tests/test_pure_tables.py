@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from models.twins import without_rule
 from participants.machines.attempt import ATTEMPT, AttemptState, Completed, TurnedAway
 from participants.machines.control import (
+    ENDED_MEANWHILE,
     PARTICIPANT,
     STALE,
     ArmLease,
@@ -29,7 +30,9 @@ from participants.machines.control import (
     ResumeRequested,
     already_reopened,
     committed_again,
+    expire,
     fresh,
+    is_current,
     is_ended,
     meant,
     open_checkpoint,
@@ -83,6 +86,8 @@ class Watched(Fleet):
         if isinstance(event, DirectoryPublished) and self.draft is not None:
             self.seen.add("published" if taken else "not proved")
             self.seen.update(f"{row} is published" for row in self.draft.rows.values() if taken)
+            if taken and any(each.excused for _, each in self.everything()):
+                self.seen.add("published while a straggler moves")
         elif isinstance(event, Aborted):
             self.seen.add("aborted")
         return taken
@@ -109,13 +114,13 @@ def test_the_rules_get_somewhere() -> None:
         "restored after a crash",
         "queued after a crash",
         "acknowledged",
+        "published while a straggler moves",
     }
 
 
 def _open_unfenced(data: Any, _event: Any) -> Any:
-    return evolve(data, checkpoint_id=None, lease_until=None, writing=None, prepared=None, committed=None), [
-        OpenAdmission()
-    ]
+    gone = dict.fromkeys(["checkpoint_id", "lease_until", "writing", "prepared", "committed"])
+    return evolve(data, **gone, left_out=frozenset()), [OpenAdmission()]
 
 
 def _open_without_closing(data: Any, event: Any) -> Any:
@@ -123,6 +128,12 @@ def _open_without_closing(data: Any, event: Any) -> Any:
     return data, [effect for effect in effects if isinstance(effect, ArmLease)]
 
 
+def _expire_with_its_list(data: Any, event: Any) -> Any:
+    after, effects = expire(data, event)
+    return evolve(after, left_out=data.left_out), effects
+
+
+EXPIRED_WITH_ITS_LIST = when(is_current, go(Phase.IDLE, do=_expire_with_its_list), otherwise=ENDED_MEANWHILE)
 FOR_ANYBODY = when(is_ended, STALE, otherwise=unless_reading(go(Phase.PREPARING, do=open_checkpoint)))
 OPEN_PHASES = (Phase.PREPARING, Phase.PREPARED, Phase.COMMITTED)
 MUTANTS = {
@@ -165,6 +176,12 @@ MUTANTS = {
         "S44|S59",
         Tables(participant=without_rule(
             PARTICIPANT, {(Phase.IDLE, PrepareRequested): FOR_ANYBODY}
+        )),
+    ),
+    "who was left out stays so": (
+        "S18",
+        Tables(participant=without_rule(
+            PARTICIPANT, {(phase, LeaseExpired): EXPIRED_WITH_ITS_LIST for phase in OPEN_PHASES}
         )),
     ),
     "a failed restore stays closed": (
@@ -211,6 +228,7 @@ MUTANTS = {
         Tables(ledger_entry=without_rule(LEDGER_ENTRY, {(Entry.RECEIVED, Received): stay(do=owe)})),
     ),
 }  # fmt: skip
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda name: name.replace(" ", "_"))
 def test_one_changed_cell_is_found_out(mutant: str) -> None:

@@ -35,6 +35,7 @@ from statecore.seams import Clock, MemoryDisk, SeededEntropy
 from statecore.wire import digest
 
 TOKEN = "tok"
+SHOWN = 100
 KINDS = {"env": "environment", "policy": "model", "agent": "agent", "tools": "resources"}
 ROLES = {"env": "environment", "policy": "policy", "agent": "agent", "tools": "resources"}
 
@@ -68,6 +69,7 @@ class History:
     calls: list[tuple[str, str, Reply]] = field(factory=list)
     released: list[str] = field(factory=list)
     scripts: dict[tuple[str, str], Script] = field(factory=dict)
+    features: tuple[str, ...] = ()
 
     def verbs(self, server: str | None = None) -> list[str]:
         return [verb for name, verb, _ in self.calls if server in (None, name)]
@@ -89,6 +91,7 @@ class FakeServer:
     fenced: set[str] = field(factory=set)
     retired: dict[str, int] = field(factory=dict)
     committed: Reply = field(factory=dict)
+    left_out: set[EpisodeId] = field(factory=set)
 
     @property
     def kind(self) -> str:
@@ -132,6 +135,7 @@ class FakeServer:
             "instance": self.name,
             "instance_role": ROLES[self.name],
             "checkpoint_mode": "exported",
+            "features": list(self.fleet.history.features),
         }
         answer = script(self, {}) if script is not None else None
         if isinstance(answer, Response):
@@ -143,7 +147,9 @@ class FakeServer:
         answer = script(self, {}) if script is not None else None
         if isinstance(answer, Response):
             return answer
-        said = {"kind": self.kind, "instance": self.name, "phase": self.phase, "checkpoint_id": self.checkpoint_id}
+        said: Reply = {"kind": self.kind, "instance": self.name, "phase": self.phase}
+        said["checkpoint_id"] = self.checkpoint_id
+        said["report"] = self.report(self.blockers())
         return JSONResponse(self.stamped(said))
 
     def verb(self, verb: str) -> Callable[[Request], Any]:
@@ -175,6 +181,9 @@ class FakeServer:
         wrong = self.wrong_id(body)
         if wrong is not None or self.born:
             return wrong or self.refuse(409, "invalid_phase")
+        if "leave_out" in body and "leave_out" not in self.fleet.history.features:
+            return JSONResponse({"detail": [{"type": "extra_forbidden", "loc": ["body", "leave_out"]}]}, 422)
+        self.left_out |= {EpisodeId(**each) for each in body.get("leave_out", ())}
         self.phase, self.checkpoint_id = "preparing", body["checkpoint_id"]
         while self.phase == "preparing":
             blockers = self.blockers()
@@ -189,14 +198,16 @@ class FakeServer:
     def blockers(self) -> list[FakeEpisode]:
         if self.name != "env":
             return []
-        return [each for each in self.fleet.live() if each.started and not each.parked]
+        moving = [each for each in self.fleet.live() if each.started and not each.parked]
+        return [each for each in moving if each.episode not in self.left_out]
 
     def report(self, blockers: list[FakeEpisode]) -> Reply:
+        count, blockers = len(blockers), blockers[:SHOWN]
         retained = [each.receipt.to_json() for each in self.fleet.retained() if each.receipt is not None]
         return {
-            "ready": not blockers,
+            "ready": not count,
             "blockers": [each.episode.key for each in blockers],
-            "blocker_count": len(blockers),
+            "blocker_count": count,
             "counts": {},
             "restarts": list(self.fleet.restarts) if self.name == "tools" else [],
             "blocker_details": [
@@ -291,6 +302,7 @@ class FakeServer:
         """As resume and as the end of a lease do."""
         self.fenced.add(checkpoint_id)
         self.phase, self.checkpoint_id, self.born = "idle", None, False
+        self.left_out = set()
         self.fleet.changed()
 
     async def on_renew(self, body: Reply) -> Reply | Response:
@@ -444,9 +456,13 @@ class Fleet:
 
     def drop(self, retired: EpisodeId) -> None:
         for episode in list(self.episodes):
-            waiting = not self.episodes[episode].started
-            if episode.rollout_id == retired.rollout_id and episode.attempt <= retired.attempt and waiting:
-                del self.episodes[episode]
+            each = self.episodes[episode]
+            if episode.rollout_id != retired.rollout_id or episode.attempt > retired.attempt or each.done.is_set():
+                continue
+            each.failed = (409, "stale_attempt")
+            each.scope.cancel()
+            each.done.set()
+            del self.episodes[episode]
 
 
 @define(eq=False)

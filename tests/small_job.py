@@ -116,11 +116,16 @@ def counting_agent(
     transport: Any = None,
     *,
     kind: type[Agent] = Agent,
+    name: str = "simple_agent",
     seeds: bool = False,
     max_steps: int | None = None,
+    before: Callable[[str], Awaitable[None]] | None = None,
 ) -> ASGIApp:
-    """An agent that takes `task["turns"]` turns; `seeds`: it opens its tool session itself (its own `/run`)."""
-    agent = kind("simple_agent", config, seams=with_seams, transport=transport)
+    """An agent that takes `task["turns"]` turns; `seeds`: it opens its tool session itself (its own `/run`).
+
+    `before` is awaited before each turn, with the task's question.
+    """
+    agent = kind(name, config, seams=with_seams, transport=transport)
 
     async def run(request: Request) -> Response:
         async with agent.session(request.scope, task=await request.json(), max_steps=max_steps) as session:
@@ -131,6 +136,8 @@ def counting_agent(
                     await tools.post("/seed_session")
                 chat = Chat([{"role": "user", "content": session.task["question"]}])
             while True:
+                if before is not None:
+                    await before(session.task["question"])
                 chat = await turn(chat, model, tools)
                 if chat.turns >= session.task["turns"]:
                     return session.finish({"messages": chat.messages})
@@ -142,14 +149,21 @@ def counting_agent(
 
 
 def counting_environment(
-    config: Settings, with_seams: Seams, transport: Any = None, *, kind: type[Environment] = Environment
+    config: Settings,
+    with_seams: Seams,
+    transport: Any = None,
+    *,
+    kind: type[Environment] = Environment,
+    before: Callable[[str], Awaitable[None]] | None = None,
 ) -> ASGIApp:
-    """An environment: seed, activate the agent, verify, reward."""
+    """An environment: seed, activate the agent, verify, reward. `before` is a waiting step of its own before that."""
     environment = kind("env", config, seams=with_seams, transport=transport)
 
     async def play(request: Request) -> Response:
         async with environment.episode(request.scope, task=await request.json()) as episode:
             tools = await episode.seed("tools")
+            if before is not None:
+                await episode.wait("before", before(episode.task["question"]))
             said = await episode.activate("simple_agent", episode.task)
             verdict = await episode.wait("verify", tools.verify({}))
             return episode.finish({"reward": verdict["reward"], "messages": said["messages"]})

@@ -98,6 +98,7 @@ def _participant() -> Walk:
     events: list[Any] = []
     for kind in (c.PrepareRequested, c.ResumeRequested, c.RenewRequested, c.RetireRequested):
         events += _calls(kind)
+    events.append(c.PrepareRequested("a", deadline_ts=1060.0, now=_NOW, epoch=2, leave_out=frozenset({"r1"})))
     for commit_or_restore in (c.CommitRequested, c.RestoreRequested):
         events += _calls(commit_or_restore, arguments="here")
         events.append(commit_or_restore("a", deadline_ts=1060.0, now=_NOW, epoch=2, arguments="there"))

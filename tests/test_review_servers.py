@@ -274,7 +274,12 @@ def test_forget_waits_for_a_retire_that_was_cut_short() -> None:
 
     async def test(fleet: Fleet) -> None:
         end = trio.Event()
-        await fleet.start("tools", counter_resources(fleet.config(), fleet.seams("tools"), before=end.wait))
+
+        async def stubborn() -> None:
+            with trio.CancelScope(shield=True):
+                await end.wait()
+
+        await fleet.start("tools", counter_resources(fleet.config(), fleet.seams("tools"), before=stubborn))
         await fleet.post("tools", f"{R1}/seed_session")
         async with trio.open_nursery() as nursery:
             Callers(fleet, nursery).post("tool", "tools", f"{R1}/increment", {"by": 1})

@@ -257,7 +257,7 @@ class Unheld(Resources[Counter]):
         else:
             await serve(app, request, send)
 
-    def prepared(self) -> None:
+    def prepared(self, left_out: frozenset[str]) -> None:
         return
 
 

@@ -28,6 +28,7 @@ from ..net.client import MAX_IN_FLIGHT, make_client
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
 from ..settings import Seams, Settings, SettingsError
+from .checkpointing import Checkpointing
 from .deployment import Deployment, discover, resume_all
 from .dispatch import Dispatcher
 from .ledger import recovered
@@ -45,9 +46,10 @@ from .outcomes import (
 )
 from .recovery import CheckpointRejected, Found, RestorePlan, Verdict, plan_restore
 from .restoring import claim_and_choose, recorded_servers, restore
+from .stragglers import Stragglers
 from .supervisor import Supervisor
 from .trainer import Dispatch, Trainer
-from .transaction_shell import CheckpointRun, Open
+from .transaction_shell import Open
 
 __all__ = [
     "Aborted",
@@ -103,7 +105,7 @@ class Coordinator:
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
         self._supervisor: Supervisor | None = None
-        self._run: CheckpointRun | None = None
+        self._run: Checkpointing | None = None
         self._unfinished: deque[Open] = deque(maxlen=UNFINISHED_KEPT)
         self._failures = 0
         self._started = self._checkpointing = False
@@ -257,12 +259,16 @@ class Coordinator:
 
     # --- checkpoints
 
-    async def checkpoint(self, timeout_s: float = 60.0) -> Published | Aborted:
+    async def checkpoint(
+        self, timeout_s: float = 60.0, *, stragglers: Stragglers | str | None = None
+    ) -> Published | Aborted:
         """A checkpoint is in force, or why not; never raises for what servers do, unless they cannot be brought back.
 
-        `timeout_s` bounds everything before publication, and the wait for servers that are being restarted. Overtaken
-        when another coordinator has claimed the root; RestartFailed when the servers are stopped for good.
+        `timeout_s` bounds everything before publication, and the wait for servers that are being restarted.
+        `stragglers` (default: the setting) says what becomes of rollouts that do not stand in time. Overtaken when
+        another coordinator has claimed the root; RestartFailed when the servers are stopped for good.
         """
+        choice = self.settings.stragglers if stragglers is None else Stragglers(stragglers)
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a number of seconds greater than 0, not {timeout_s}")
         life, _ = self._living()
@@ -270,21 +276,21 @@ class Coordinator:
             raise RuntimeError("another one is under way: one checkpoint at a time")
         self._checkpointing = True
         try:
-            return self._counted(await self._checkpoint(life, timeout_s))
+            return self._counted(await self._checkpoint(life, timeout_s, choice))
         finally:
             self._checkpointing = False
 
-    async def _checkpoint(self, life: Life, timeout_s: float) -> Published | Aborted:
+    async def _checkpoint(self, life: Life, timeout_s: float, choice: Stragglers) -> Published | Aborted:
         began = trio.current_time()
         with trio.move_on_after(timeout_s):
             await life.up.wait()
         life.check_running()
         left_s = timeout_s - (trio.current_time() - began)
-        checkpoint_id = life.next_checkpoint_id()
         if not life.up.is_open or left_s <= 0:
+            checkpoint_id = str(life.next_checkpoint_id())
             reason = f"the servers were not started anew within {timeout_s:g} s"
-            return Aborted(checkpoint_id=str(checkpoint_id), reason=reason, phase="idle", seconds=timeout_s)
-        self._run = run = CheckpointRun(life, checkpoint_id, left_s)
+            return Aborted(checkpoint_id=checkpoint_id, reason=reason, phase="idle", seconds=timeout_s)
+        self._run = run = Checkpointing(life, left_s, choice)
         try:
             await run.while_servers_are_there(partial(self._end_unfinished, life))
             outcome = await run.run()

@@ -1,8 +1,8 @@
 """Which executions one checkpoint cuts, and what becomes of each: fed by replies and parts, no await in it.
 
 Rules (docs/reference/protocol.md section 6, steps 3 to 8): the scope is every dispatched, not completed execution minus
-all restarts; an execution in scope that no record owns has finished, and its result is waited for; a rollout with a
-receipt is never continued (I65); a peer's blockers are shown and never parsed.
+all restarts and all that are left out; an execution in scope that no record owns has finished, and its result is waited
+for; a rollout with a receipt is never continued (I65); a peer's blockers are shown and never parsed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ NOT_CUT = Agreed(False, "it was not in the scope of this checkpoint")
 
 @define(eq=False)
 class Cut:
-    """What is known so far. `restarts` maps executions that start over to the server that said so first."""
+    """What is known so far. `restarts` maps executions that start over to the server that said so first, `left_out`
+    those that nobody waits for to the reason.
+    """
 
     restarts: dict[EpisodeId, str] = field(factory=dict)
+    left_out: dict[EpisodeId, str] = field(factory=dict)
     retained: set[EpisodeId] = field(factory=set)
     scope: frozenset[EpisodeId] = frozenset()
     pieces: dict[EpisodeId, Pieces] = field(factory=dict)
@@ -50,7 +53,7 @@ class Cut:
     def choose_scope(self, ledger: Ledger) -> tuple[EpisodeId, ...]:
         """The executions that the participants are told to save, sorted."""
         candidates = {rollout.episode for rollout in ledger.candidates()}
-        self.scope = frozenset(candidates - set(self.restarts) - self.retained)
+        self.scope = scope_of(candidates, self.restarts, self.retained, self.left_out)
         return tuple(sorted(self.scope))
 
     def note_parts(self, parts: Iterable[Part]) -> None:
@@ -83,6 +86,7 @@ class Cut:
                 sent=rollout.sent,
                 retained=rollout.episode in self.retained,
                 restarted_by=self.restarts.get(rollout.episode, ""),
+                left_out=self.left_out.get(rollout.episode, ""),
                 pieces=self.pieces.get(rollout.episode, NO_PIECES),
                 agreed=self.agreements.get(rollout.episode, NOT_CUT),
                 ended=rollout.ended,
@@ -90,6 +94,16 @@ class Cut:
             for rollout_id, rollout in ledger.rollouts.items()
         }
         return settle_units(alone, ledger.units(sharing))
+
+
+def scope_of(
+    candidates: Set[EpisodeId],
+    restarts: Iterable[EpisodeId],
+    retained: Iterable[EpisodeId],
+    left_out: Iterable[EpisodeId],
+) -> frozenset[EpisodeId]:
+    """The executions that every participant saves (section 6.3)."""
+    return frozenset(candidates).difference(restarts, retained, left_out)
 
 
 def read_blockers(server: str, report: Mapping[str, Any]) -> tuple[Blocker, ...]:

@@ -44,7 +44,8 @@ class DiscoveryFailed(CoordinatorError):
 class Member:
     """One participant. `name` is the launcher's; `kind` and `instance` name its part; `mode` is what it can export.
 
-    `sharing` is among whom it shares mutable state, in its own word; "" where it says none.
+    `sharing` is among whom it shares mutable state, in its own word; "" where it says none. `features` are what it can
+    do beyond the common protocol.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Member:
     mode: str
     control: ControlClient
     sharing: str = ""
+    features: frozenset[str] = frozenset()
 
     @property
     def incarnation(self) -> str:
@@ -117,13 +119,15 @@ async def call_all(
     deadline_ts: float,
     *,
     check: Check | None = None,
+    more: Callable[[Member], Mapping[str, Any]] | None = None,
     fail_fast: bool = False,
     until_prepared: bool = False,
+    retry_until_ts: float | None = None,
 ) -> dict[str, Reply]:
     """The replies of all members, by name; the calls run at once.
 
     Raises Failure when any has no good answer: after all have ended, or with `fail_fast` as soon as one has failed, and
-    then the others are no longer waited for. BadReply as `check` raises it.
+    then the others are no longer waited for. BadReply as `check` raises it. `more` are fields for one member alone.
     """
     replies: dict[str, Reply] = {}
     errors: dict[str, str] = {}
@@ -133,7 +137,10 @@ async def call_all(
 
         async def call(member: Member) -> None:
             try:
-                reply = await member.control.call(verb, body, deadline_ts, until_prepared=until_prepared)
+                own = body if more is None else {**body, **more(member)}
+                reply = await member.control.call(
+                    verb, own, deadline_ts, until_prepared=until_prepared, retry_until_ts=retry_until_ts
+                )
                 if check is not None:
                     check(member, reply)
                 replies[member.name] = reply
@@ -221,7 +228,7 @@ async def _member(name: str, control: ControlClient, seams: Seams, max_clock_ske
     if found is None or found.role is Role.AUXILIARY:
         return None
     _check_clock(name, None if found.clock is None else found.clock.skew_s, max_clock_skew_s)
-    return Member(name, found.role, found.kind, found.instance, found.mode, control, found.sharing)
+    return Member(name, found.role, found.kind, found.instance, found.mode, control, found.sharing, found.features)
 
 
 def _check_clock(name: str, skew_s: float | None, bound_s: float) -> None:

@@ -225,10 +225,18 @@ class Dispatcher:
                 if serving.over:
                     serving, patience = life.serving, _Patience(life)
                 life.note(life.ledger.dispatched([rollout_id]))
+                episode = life.ledger[rollout_id].episode
                 answer = await self._ask(life.ledger[rollout_id], patience, serving)
                 if not await self._counts(answer, serving):
                     continue  # its servers are gone: it goes on under the attempt that a restart gives it
+                if answer.came is Came.NO_RESULT and await life.retirements.has_retired(episode):
+                    if life.ledger[rollout_id].episode == episode:  # a restart has not given it another one meanwhile
+                        life.note(life.ledger.retried(rollout_id))
+                    continue
+                if serving.over:
+                    continue
                 if answer.came is not Came.TURNED_AWAY:
+                    life.retirements.forget(episode)
                     return answer
                 life.note(life.ledger.turned_away(rollout_id))
                 if not await patience.wait_for_opening() and not serving.over:

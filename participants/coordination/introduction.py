@@ -70,6 +70,7 @@ class Introduction:
     has_capabilities: bool
     said: Reply
     sharing: str = ""
+    features: frozenset[str] = frozenset()
 
 
 def declared_role(capabilities: Reply) -> Role:
@@ -109,7 +110,13 @@ async def introduce(control: ControlClient, clock: Clock) -> Introduction | None
         has_capabilities=True,
         said=said,
         sharing=str(said.get("sharing", "")),
+        features=_features(said.get("features")),
     )
+
+
+def _features(said: object) -> frozenset[str]:
+    """The names in a list of features; what is no name is none."""
+    return frozenset(each for each in said if isinstance(each, str)) if isinstance(said, list) else frozenset()
 
 
 async def _by_status(control: ControlClient, clock: Clock) -> Introduction | None:

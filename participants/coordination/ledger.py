@@ -30,6 +30,7 @@ from ..machines.attempt import (
     PartWritten,
     Released,
     Restored,
+    Tombstoned,
     TurnedAway,
 )
 from ..machines.handoff import LEDGER_ENTRY, Entry, Received, Saved
@@ -162,6 +163,19 @@ class Ledger:
     def lost(self, rollout_id: str, reason: str) -> Ledger:
         """Its `/run` ended without a result; that is never one (I97)."""
         return self._with([rollout_id], lambda each: evolve(each, ended=reason))
+
+    def retried(self, rollout_id: str) -> Ledger:
+        """Its attempt is retired everywhere, and the next one waits to be dispatched (section 7). A result of it that
+        came meanwhile stands, and then nothing changes.
+        """
+        rollout = self.rollouts[rollout_id]
+        if rollout.has_result:
+            return self
+        rollout.after(Tombstoned())
+        fresh = ATTEMPT.start()
+        return self._put(
+            evolve(rollout, attempt=rollout.attempt + 1, execution=fresh, sent=False, restored=False, ended="")
+        )
 
     # --- checkpoint
 

@@ -31,6 +31,8 @@ from .deployment import Deployment, Member
 from .failure_detector import FailureDetector
 from .housekeeping import Housekeeping
 from .ledger import Ledger
+from .retirement import Retirements
+from .stragglers import Stragglers
 from .trainer import Trainer
 
 log = logging.getLogger("statecore.coordinator")
@@ -48,8 +50,9 @@ class CoordinatorSettings:
     `probe_every_s`: how often each participant is asked whether it lives; after `probe_misses` such periods without an
     answer it is dead. `restart_tries`: how often a restart of the servers is tried, `restart_delay_s` apart. After
     `restart_limit` restarts in a row, with no result and no checkpoint in between, the job is given up.
-    `fall_back`: when the newest checkpoint is damaged, the one before it is taken; off, the start is refused.
-    `keep_checkpoints`: how many of its own chain are kept, at least two; None keeps all of them.
+    `stragglers`: what a checkpoint does about rollouts that do not stand after `soft_share` of its time, if it is not
+    told otherwise. `fall_back`: when the newest checkpoint is damaged, the one before it is taken; off, the start is
+    refused. `keep_checkpoints`: how many of its own chain are kept, at least two; None keeps all of them.
     """
 
     max_clock_skew_s: float = field(default=5.0, validator=validators.ge(0))
@@ -72,6 +75,8 @@ class CoordinatorSettings:
     restart_tries: int = field(default=3, validator=validators.ge(1))
     restart_limit: int = field(default=10, validator=validators.ge(1))
     restart_delay_s: float = field(default=1.0, validator=validators.ge(0))
+    stragglers: Stragglers = field(default=Stragglers.ABORT, converter=Stragglers)
+    soft_share: float = field(default=0.8, validator=validators.and_(validators.gt(0), validators.lt(1)))
     fall_back: bool = field(default=True, validator=validators.instance_of(bool))
     keep_checkpoints: int | None = field(
         default=None, validator=validators.optional(validators.and_(validators.instance_of(int), validators.ge(2)))
@@ -158,6 +163,7 @@ class Life:
     stopped: trio.Event = field(factory=trio.Event)
     hooks: trio.Lock = field(factory=trio.Lock)
     housekeeping: Housekeeping = field(factory=Housekeeping)
+    retirements: Retirements = field(factory=Retirements)
     why_stopped: StatecoreError | None = None
     published: str = ""
     _sequence: int = 0

@@ -57,6 +57,22 @@ class Blocker:
         return f"{who} at {self.server}: {self.reason}{waited}"
 
 
+def shown(what: Iterable[object]) -> str:
+    """The first of these, and how many more there are."""
+    told = list(what)
+    more = sum((each.unnamed if isinstance(each, Blocker) else 0) or 1 for each in told[BLOCKERS_TOLD:])
+    return "; ".join(map(str, told[:BLOCKERS_TOLD])) + (f"; and {more} more" if more > 0 else "")
+
+
+def _gone(left_out: Mapping[str, str], retired: Mapping[str, str]) -> str:
+    """The end of a story: who is not in it, and why."""
+    told = ""
+    for what, who in (("left out", left_out), ("retired", retired)):
+        if who:
+            told += f"; {what}: {shown(f'{rollout_id} ({why})' for rollout_id, why in who.items())}"
+    return told
+
+
 @frozen
 class Phase:
     """How long one phase of a checkpoint took, in seconds."""
@@ -71,7 +87,8 @@ class Published:
 
     `counts` are rollouts by disposition; `weak` positions compared by revision only, `untracked` boundaries that name
     no parts; `unresumed` are servers that could not be reached and reopen by their lease; `notes` what else is worth
-    saying.
+    saying. `left_out` are the rollouts that it goes without, `retired` those that start over as they would not stand,
+    each with the reason; neither has one whose result came all the same.
     """
 
     checkpoint_id: str
@@ -82,6 +99,8 @@ class Published:
     untracked: int = 0
     unresumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(factory=dict)
+    retired: Mapping[str, str] = field(factory=dict)
 
     @property
     def published(self) -> bool:
@@ -96,7 +115,7 @@ class Published:
         told.append(f"{self.seconds:.1f} s")
         if self.unresumed:
             told.append(f"not resumed: {', '.join(self.unresumed)}")
-        return f"{self.checkpoint_id}: {', '.join(told)}"
+        return f"{self.checkpoint_id}: {', '.join(told)}{_gone(self.left_out, self.retired)}"
 
 
 @frozen(kw_only=True)
@@ -104,7 +123,7 @@ class Aborted:
     """A checkpoint that failed in `phase`; the one before it is in force and the run goes on.
 
     `in_a_row` counts the failures since the last success, this one included; `broken`: an invariant did not hold, which
-    trying again does not mend.
+    trying again does not mend. `retired` are the rollouts that start over all the same, each with the reason.
     """
 
     checkpoint_id: str
@@ -116,6 +135,7 @@ class Aborted:
     in_a_row: int = 1
     broken: bool = False
     unresumed: tuple[str, ...] = ()
+    retired: Mapping[str, str] = field(factory=dict)
 
     @property
     def published(self) -> bool:
@@ -123,11 +143,10 @@ class Aborted:
 
     def story(self) -> str:
         """One line: ``ck-000001-000007: aborted while preparing: ..., 60.0 s``."""
-        told = "; ".join(map(str, self.blockers[:BLOCKERS_TOLD]))
-        more = sum(each.unnamed or 1 for each in self.blockers[BLOCKERS_TOLD:])
-        blockers = f" ({told}{f'; and {more} more' if more > 0 else ''})" if told else ""
+        blockers = f" ({shown(self.blockers)})" if self.blockers else ""
         again = f", {self.in_a_row} in a row" if self.in_a_row > 1 else ""
-        return f"{self.checkpoint_id}: aborted while {self.phase}: {self.reason}{blockers}, {self.seconds:.1f} s{again}"
+        why = f"{self.reason}{blockers}, {self.seconds:.1f} s{again}{_gone({}, self.retired)}"
+        return f"{self.checkpoint_id}: aborted while {self.phase}: {why}"
 
 
 @frozen

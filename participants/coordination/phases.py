@@ -20,10 +20,11 @@ from statecore.errors import StatecoreError
 from ..files.draft import Committed, Draft
 from ..files.snapshots import read_part
 from ..files.store import Publication, StoreError
+from ..identity import EpisodeId
 from ..net.client import ControlError, Reply
 from ..records.manifests import CheckpointId
-from .cut import Cut, read_blockers
-from .deployment import PREPARE_ORDER, BadReply, Failure, Member, call_all
+from .cut import Cut
+from .deployment import BadReply, Failure, Member, call_all
 from .ledger import Ledger, rows_of
 from .life import Life, log
 from .outcomes import Blocker, Phase
@@ -31,20 +32,29 @@ from .recovery import Settled
 from .trainer import HasPolicyVersion
 
 COMMITTED: Final = "committed"
-PREPARED: Final = "prepared"
-PREPARING: Final = "preparing"
 STATELESS: Final = "stateless"
 CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
 
 class StageFailed(Exception):
-    """Internal: this checkpoint cannot be published. `broken`: an invariant did not hold."""
+    """Internal: this checkpoint cannot be published. `broken`: an invariant did not hold.
 
-    def __init__(self, reason: str, blockers: tuple[Blocker, ...] = (), *, broken: bool = False) -> None:
+    `retire`: it ended so that these executions can be retired, each with the reason, and tried again without them.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        blockers: tuple[Blocker, ...] = (),
+        *,
+        broken: bool = False,
+        retire: Mapping[EpisodeId, str] | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.blockers = blockers
         self.broken = broken
+        self.retire = dict(retire or {})
 
 
 @define(eq=False)
@@ -78,42 +88,29 @@ class Phases:
         """How far somebody has set the wall clock forward since this checkpoint began."""
         return (self.deadline - trio.current_time()) - (self.deadline_ts - self.life.seams.clock.time())
 
-    async def _ask(self, members: Iterable[Member], verb: str, body: Mapping[str, Any], **how: Any) -> dict[str, Reply]:
-        """The replies of all; StageFailed says who gave none."""
+    async def ask(
+        self, members: Iterable[Member], verb: str, body: Mapping[str, Any], *, until: float | None = None, **how: Any
+    ) -> dict[str, Reply]:
+        """The replies of all; StageFailed says who gave none. `until`, on trio's clock, is an earlier deadline for them
+        to answer by; what is lost on the way is asked for again until the checkpoint's own.
+        """
         members = tuple(members)
         self.contacted |= {member.name: member for member in members}
         body = {"checkpoint_id": str(self.checkpoint_id), **body}
         try:
             grace_s = self.life.settings.control_retries.grace_s + CLOCK_SET_S
             with trio.move_on_at(self.deadline + grace_s):  # `deadline_ts` moves when somebody sets the wall clock
-                return await call_all(members, verb, body, self.deadline_ts, **how)
+                if until is None or until >= self.deadline:
+                    return await call_all(members, verb, body, self.deadline_ts, **how)
+                earlier_ts = self.deadline_ts - (self.deadline - until)
+                return await call_all(members, verb, body, earlier_ts, retry_until_ts=self.deadline_ts, **how)
             raise StageFailed(f"{verb}: not all servers answered within {self.timeout_s:g} s")
         except Failure as failure:
             raise StageFailed(str(failure)) from failure
         except BadReply as bad:
             raise StageFailed(str(bad), broken=True) from bad
 
-    # --- prepare and commit
-
-    async def prepare(self) -> None:
-        """Every participant is closed and quiet, stage by stage."""
-        for role in PREPARE_ORDER:
-            stage = self.life.deployment.of(role)
-            if not stage:
-                continue
-            began = trio.current_time()
-            replies = await self._ask(stage, "prepare", {}, fail_fast=True, until_prepared=True)
-            self.timed(f"prepare {role}", began)
-            blockers: list[Blocker] = []
-            for member in stage:
-                reply = replies[member.name]
-                if reply.get("phase") == PREPARING:
-                    blockers += read_blockers(member.name, _report(reply))
-                elif reply.get("phase") != PREPARED:  # S7: the checkpoint ended there while it waited
-                    raise StageFailed(f"{member.name}: its prepare ended in phase {reply.get('phase')!r}")
-                self.cut.note_report(member.name, _report(reply))
-            if blockers:
-                raise StageFailed(f"{role} servers were not ready in time", tuple(blockers))
+    # --- commit
 
     async def commit(self) -> None:
         """Every participant has written its part of the scope."""
@@ -127,7 +124,7 @@ class Phases:
             "episode_ids": [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in scope],
         }
         members = self.life.deployment.members
-        self.commits = await self._ask(members, "commit", body, check=self._check_commit)
+        self.commits = await self.ask(members, "commit", body, check=self._check_commit)
 
     def _check_commit(self, member: Member, reply: Reply) -> None:
         manifest, keys = reply.get("manifest"), reply.get("episode_ids")
@@ -228,7 +225,7 @@ class Phases:
 
     async def renew(self) -> None:
         """Every participant answered that its lease of this checkpoint goes on."""
-        replies = await self._ask(self.life.deployment.members, "renew", {})
+        replies = await self.ask(self.life.deployment.members, "renew", {})
         now = self.life.seams.clock.time()
         for name, reply in replies.items():
             expires = reply.get("lease_expires_at")
@@ -304,6 +301,7 @@ class Phases:
                 log.warning("%s: what was written of it is left over: %s", self.checkpoint_id, error)
 
 
-def _report(reply: Reply) -> Mapping[str, Any]:
+def report_of(reply: Reply) -> Mapping[str, Any]:
+    """The report in a reply; an empty one where there is none."""
     report = reply.get("report")
     return report if isinstance(report, dict) else {}

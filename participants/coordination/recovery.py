@@ -57,17 +57,20 @@ def settle(
     pieces: Pieces,
     agreed: Agreed,
     ended: str = "",
+    left_out: str = "",
 ) -> Settled:
     """The disposition of one execution; first match wins (sections 6.5, 6.6 and 6.8).
 
     `received`: its result is in the ledger, body and all. `sent`: its `/run` is out and was not turned away.
     `retained`: a server says it keeps its result. `restarted_by`: the server that cannot export it, or "". `ended`:
-    why its `/run` ended without a result, or "".
+    why its `/run` ended without a result, or "". `left_out`: why nobody waited for it, or "".
     """
     if received:
         return Settled(Disposition.COMPLETED, "its result is in the ledger")
     if retained:
         return Settled(Disposition.FRESH, "finished, but its result did not arrive in time")
+    if left_out:
+        return Settled(Disposition.FRESH, f"left out: {left_out}")
     if restarted_by:
         return Settled(Disposition.FRESH, f"restart: {restarted_by} cannot export it")
     if not pieces.owners:

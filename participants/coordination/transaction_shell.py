@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from statecore import Refused
 
 from ..files.store import Publication, StoreError
+from ..identity import EpisodeId
 from ..machines import transaction as tx
 from ..records.manifests import CheckpointId
 from ..records.records import Disposition
@@ -28,7 +29,9 @@ from .deployment import Member, resume_all
 from .life import Life, log
 from .outcomes import Aborted, Overtaken, Published
 from .phases import Phases, StageFailed
+from .preparing import Preparation
 from .retention import delete_what_is_old
+from .stragglers import Stragglers
 
 CLAIM_READS: Final = 5
 CLAIM_READ_DELAY_S: Final = 0.5
@@ -65,15 +68,15 @@ class Open:
 class CheckpointRun:
     """One checkpoint of one life; `run` it once. `timeout_s` bounds everything up to its publication.
 
-    `over` is set by whoever runs it, when it has come to its end in whatever way.
+    If it is aborted so that stragglers can be retired (`to_retire`), dispatch stays frozen until that has happened.
     """
 
     life: Life
     checkpoint_id: CheckpointId
     timeout_s: float
+    stragglers: Stragglers = Stragglers.ABORT
     phases: Phases = field(init=False)
     machine: Any = field(init=False, factory=tx.TRANSACTION.start)
-    over: trio.Event = field(init=False, factory=trio.Event)
     _began: float = field(init=False)
     _unresumed: tuple[str, ...] = field(init=False, default=())
     _publication: Publication | None = field(init=False, default=None)
@@ -111,6 +114,11 @@ class CheckpointRun:
         """Whom to resume if `run` did not come to its end."""
         return Open(str(self.checkpoint_id), tuple(self.phases.contacted.values()), self.phases.discard)
 
+    @property
+    def to_retire(self) -> Mapping[EpisodeId, str]:
+        """The executions for which it ended, each with the reason."""
+        return {} if self._failure is None else self._failure.retire
+
     # --- the machine
 
     def _step(self, event: Event) -> tuple[Effect, ...]:
@@ -131,7 +139,8 @@ class CheckpointRun:
         if hint := clock_trouble(
             self.life.deployment.members, self.phases.clock_set_by_s(), self.life.settings.max_clock_skew_s
         ):
-            failure = StageFailed(f"{failure.reason} ({hint})", failure.blockers, broken=failure.broken)
+            reason = f"{failure.reason} ({hint})"
+            failure = StageFailed(reason, failure.blockers, broken=failure.broken, retire=failure.retire)
         self._failure, self._failed_in = failure, str(self.machine.state)
         return self._step(tx.Failed(failure.reason))
 
@@ -191,7 +200,7 @@ class CheckpointRun:
         return [tx.DispatchFrozen()]
 
     async def _prepare(self) -> Iterable[Event]:
-        await self.phases.prepare()
+        await Preparation(self.phases, self.stragglers).run()
         return [tx.AllPrepared()]
 
     async def _commit(self) -> Iterable[Event]:
@@ -250,7 +259,8 @@ class CheckpointRun:
 
     async def _thaw(self) -> Iterable[Event]:
         self.life.note(self.life.ledger.released())
-        self.life.door.open()
+        if not self.to_retire:
+            self.life.door.open()
         if self.machine.state is not tx.TransactionState.RESUMING:
             return [tx.Aborted()]
         if not self._unresumed and not self._interrupted:
@@ -275,6 +285,9 @@ class CheckpointRun:
                 unresumed=self._unresumed,
             )
         settled = tuple(self.phases.settled.values())
+        left_out = {
+            episode.rollout_id: why for episode, why in self.phases.cut.left_out.items() if self._is_fresh(episode)
+        }
         return Published(
             checkpoint_id=str(self.checkpoint_id),
             counts={each: sum(one.disposition is each for one in settled) for each in Disposition},
@@ -284,4 +297,16 @@ class CheckpointRun:
             untracked=sum(each.untracked for each in settled),
             unresumed=self._unresumed,
             notes=self._notes,
+            left_out=left_out,
+        )
+
+    def _is_fresh(self, episode: EpisodeId) -> bool:
+        """Whether this execution is the newest of its rollout, and starts over after a restore."""
+        settled = self.phases.settled.get(episode.rollout_id)
+        known = self.phases.reading.rollouts.get(episode.rollout_id)
+        return (
+            settled is not None
+            and known is not None
+            and known.episode == episode
+            and settled.disposition is Disposition.FRESH
         )

@@ -48,7 +48,8 @@ class Control:
     """What a participant knows beside its phase.
 
     `lease_until` is in wall-clock seconds; `writing` are the arguments that a commit under way has pinned; `reading` is
-    the restore that is being read or installed (the phase does not show it); `ended` are the ids that are fenced.
+    the restore that is being read or installed (the phase does not show it); `ended` are the ids that are fenced;
+    `left_out` are the capture keys of executions that the open checkpoint goes without (section 12).
     """
 
     incarnation: str = ""
@@ -63,6 +64,7 @@ class Control:
     committed: Answer | None = None
     restored: Answer | None = None
     ended: Ended = field(factory=Ended)
+    left_out: frozenset[str] = frozenset()
 
 
 # --- events: calls (messages) and what happened inside (past tense)
@@ -81,7 +83,9 @@ class Call:
 
 @frozen
 class PrepareRequested(Call):
-    pass
+    """`leave_out` are the capture keys of executions that nobody waits for; of several lists the union counts."""
+
+    leave_out: frozenset[str] = frozenset()
 
 
 @frozen
@@ -163,6 +167,13 @@ class CloseAdmission:
 @frozen
 class OpenAdmission:
     pass
+
+
+@frozen
+class LeaveOut:
+    """These executions are not waited for until admission opens again, which ends it (S18)."""
+
+    keys: frozenset[str]
 
 
 @frozen
@@ -271,6 +282,14 @@ def is_current_write(data: Control, event: PartWritten) -> bool:
     return event.checkpoint_id == data.checkpoint_id and event.arguments == data.writing
 
 
+def leaves_out_more(data: Control, event: PrepareRequested) -> bool:
+    return not event.leave_out <= data.left_out
+
+
+def is_left_out_too_late(data: Control, event: PrepareRequested) -> bool:
+    return data.writing is not None and leaves_out_more(data, event)
+
+
 def is_reading(data: Control, _event: object) -> bool:
     return data.reading is not None
 
@@ -302,22 +321,32 @@ def _until(data: Control) -> float:
     return data.lease_until or 0.0
 
 
+def _without(data: Control, event: PrepareRequested) -> tuple[Control, list[object]]:
+    """The data with all that `event` leaves out, and what is owed for those that are new (a list only grows)."""
+    more = event.leave_out - data.left_out
+    if not more:
+        return data, []
+    return evolve(data, left_out=data.left_out | more), [LeaveOut(more)]
+
+
 def open_checkpoint(data: Control, event: PrepareRequested) -> tuple[Control, list[object]]:
     data = _extended(evolve(_heard(data, event), checkpoint_id=event.checkpoint_id), event.deadline_ts)
-    return data, [CloseAdmission(), ArmLease(_until(data)), AwaitReadiness(event.checkpoint_id)]
+    data, owed = _without(data, event)
+    return data, [CloseAdmission(), *owed, ArmLease(_until(data)), AwaitReadiness(event.checkpoint_id)]
 
 
 def wait_longer(data: Control, event: PrepareRequested) -> tuple[Control, list[object]]:
-    data = _extended(_heard(data, event), event.deadline_ts)
-    return data, [ArmLease(_until(data)), AwaitReadiness(event.checkpoint_id)]
+    data, owed = _without(_extended(_heard(data, event), event.deadline_ts), event)
+    return data, [*owed, ArmLease(_until(data)), AwaitReadiness(event.checkpoint_id)]
 
 
 def record_readiness(data: Control, event: ReadinessReached) -> tuple[Control, list[object]]:
     return evolve(data, prepared=Answer("", event.reply)), []
 
 
-def prepared_again(data: Control, _event: PrepareRequested) -> tuple[Control, list[object]]:
-    return data, [AnswerAgain(data.prepared.reply if data.prepared else "")]
+def prepared_again(data: Control, event: PrepareRequested) -> tuple[Control, list[object]]:
+    data, owed = _without(data, event)
+    return data, [*owed, AnswerAgain(data.prepared.reply if data.prepared else "")]
 
 
 def begin_writing(data: Control, event: CommitRequested) -> tuple[Control, list[object]]:
@@ -370,13 +399,14 @@ def stay_unrestored(data: Control, _event: RestoreFailed) -> tuple[Control, list
 def _closed_book(data: Control, checkpoint_id: str) -> Control:
     return evolve(
         data, checkpoint_id=None, lease_until=None, writing=None, reading=None,
-        prepared=None, committed=None, restored=None, ended=data.ended.with_id(checkpoint_id),
+        prepared=None, committed=None, restored=None, ended=data.ended.with_id(checkpoint_id), left_out=frozenset(),
     )  # fmt: skip
 
 
 def unprepare(data: Control, _event: PrepareFailed) -> tuple[Control, list[object]]:
     """A prepare that broke reopens and does not fence its id: it may be tried again."""
-    return evolve(data, checkpoint_id=None, lease_until=None), [OpenAdmission(), DisarmLease()]
+    data = evolve(data, checkpoint_id=None, lease_until=None, left_out=frozenset())
+    return data, [OpenAdmission(), DisarmLease()]
 
 
 def reopen(data: Control, event: ResumeRequested) -> tuple[Control, list[object]]:
@@ -453,6 +483,7 @@ OTHER_COMMIT: Final = refuse("checkpoint_conflict", detail=_other_commit_text)
 OTHER_RESTORE: Final = refuse("checkpoint_conflict", detail=_other_restore_text)
 WRITING_ELSEWHERE: Final = refuse("checkpoint_conflict", detail=_writing_text)
 READING: Final = refuse("checkpoint_conflict", detail=_reading_text)
+TOO_LATE: Final = refuse("invalid_phase", detail="nobody is left out of a part that is written")
 ENDED_MEANWHILE: Final = refuse("checkpoint_ended", detail="the checkpoint ended meanwhile")
 BROKEN_NOW: Final = refuse("participant_broken", detail="this server's lease timer died; it must be restarted")
 
@@ -559,7 +590,7 @@ PARTICIPANT = Table(
             **_open_cells(Phase.PREPARING),
         },
         Phase.PREPARED: {
-            PrepareRequested: this(stay(do=prepared_again)),
+            PrepareRequested: this(when(is_left_out_too_late, TOO_LATE, otherwise=stay(do=prepared_again))),
             ReadinessReached: when(is_current, stay(), otherwise=ENDED_MEANWHILE),  # two prepares waited
             PrepareFailed: ENDED_MEANWHILE,
             CommitRequested: this(
@@ -571,7 +602,7 @@ PARTICIPANT = Table(
             **_open_cells(Phase.PREPARED),
         },
         Phase.COMMITTED: {
-            PrepareRequested: this(stay(do=prepared_again)),
+            PrepareRequested: this(when(leaves_out_more, TOO_LATE, otherwise=stay(do=prepared_again))),
             ReadinessReached: when(is_current, stay(), otherwise=ENDED_MEANWHILE),
             PrepareFailed: ENDED_MEANWHILE,
             CommitRequested: this(when(is_same_commit, stay(do=committed_again), otherwise=OTHER_COMMIT)),  # S26

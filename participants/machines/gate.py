@@ -160,6 +160,11 @@ def release(data: GateData, _event: object) -> Step:
     return evolve(data, held=0), (ReleaseHeld(),)
 
 
+def counted_again(*, settled: bool) -> tuple[object, ...]:
+    """What happens at the opening to a thing that was excused while the gate was closed (it *ended* there then)."""
+    return (ArrivedImpatient(), Settled()) if settled else (ArrivedImpatient(),)
+
+
 def now_quiet(data: GateData, _event: object) -> Step:
     return data, (BecameQuiet(),)
 

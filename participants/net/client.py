@@ -211,18 +211,21 @@ class ControlClient:
         *,
         until_prepared: bool = False,
         tries: int | None = None,
+        retry_until_ts: float | None = None,
     ) -> Reply:
         """The reply of POST `verb` with `body` and `deadline_ts` (Unix seconds, the same at each sending).
 
         `until_prepared`: a reply with phase `preparing` is a reason to send again; when tries or time are used up that
-        reply is returned. Raises ControlError; ValueError for an unknown verb or two deadlines.
+        reply is returned. `retry_until_ts`: until then an answer that was lost is asked for again, also behind the
+        deadline, where a prepare is answered too. Raises ControlError; ValueError for an unknown verb or two deadlines.
         """
         if verb not in VERBS:
             raise ValueError(f"{verb!r} is not a verb of the control plane: {', '.join(sorted(VERBS))}")
         if body.get("deadline_ts", deadline_ts) != deadline_ts:
             raise ValueError(f"{verb}: the body says deadline_ts {body['deadline_ts']!r}, the call {deadline_ts!r}")
         request = _Request(verb, "POST", f"/checkpoint/{verb}", {**body, "deadline_ts": deadline_ts})
-        return await self._send(request, deadline_ts, tries, again="preparing" if until_prepared else None)
+        again = "preparing" if until_prepared else None
+        return await self._send(request, deadline_ts, tries, again=again, retry_until_ts=retry_until_ts)
 
     async def results(self, *, timeout_s: float | None = None, tries: int | None = None) -> Reply:
         """{"receipts": [...]}: the results that this server still keeps (section 9)."""
@@ -259,11 +262,19 @@ class ControlClient:
     def _deadline(self, timeout_s: float | None) -> float:
         return self._clock.time() + (self.timeout_s if timeout_s is None else timeout_s)
 
-    async def _send(self, request: _Request, deadline_ts: float, tries: int | None, again: str | None = None) -> Reply:
+    async def _send(
+        self,
+        request: _Request,
+        deadline_ts: float,
+        tries: int | None,
+        again: str | None = None,
+        retry_until_ts: float | None = None,
+    ) -> Reply:
         """The JSON object of a good reply, after as many sendings as the rules allow; raises ControlError."""
         allowed = self.retries.tries if tries is None else tries
         # From here on the clock that nobody sets: a server that hangs holds nobody up for an hour that came again.
         end = self._clock.monotonic() + max(deadline_ts - self._clock.time(), 0.0)
+        last = end if retry_until_ts is None else end + max(retry_until_ts - deadline_ts, 0.0)
         sent = 0
         while True:
             sent += 1
@@ -272,7 +283,7 @@ class ControlClient:
             waits = again is not None and answer.body is not None and answer.body.get("phase") == again
             if answer.verdict is Verdict.TRY_AGAIN or (answer.verdict is Verdict.ACCEPTED and waits):
                 delay_s = self.retries.delay_s(sent, self._entropy.random())
-                if sent < allowed and self._clock.monotonic() + delay_s < end:
+                if sent < allowed and self._clock.monotonic() + delay_s < (end if waits else last):
                     await anyio.sleep(delay_s)
                     continue
             if answer.verdict is Verdict.ACCEPTED and answer.body is not None:

@@ -31,6 +31,7 @@ from ..machines.gate import (
     Settled,
     SettledEnded,
     Stirred,
+    counted_again,
 )
 from ..net.http import ClientGone, refuse_request
 
@@ -55,6 +56,7 @@ class Admission:
         self._gate = GATE.start(GateData(max_held=max_held))
         self._holds: set[_Hold] = set()
         self._waiters: set[_Hold] = set()  # settled things that wait for the opening; not counted as held
+        self._excused: set[Activity] = set()  # what this checkpoint goes without; counted again at the opening
         self._on_change = on_change
         self._ending = False
         if closed:
@@ -124,6 +126,15 @@ class Admission:
         """What was admitted is quiet until it stirs."""
         self._step(Settled())
 
+    def excuse(self, activity: Activity) -> None:
+        """What was admitted, and moves, is not waited for until the gate opens again (section 12)."""
+        self._excused.add(activity)
+        self._step(Ended())
+
+    def forgive(self, activity: Activity) -> None:
+        """What was excused has ended."""
+        self._excused.discard(activity)
+
     def leave_settled(self) -> None:
         """What was quiet has ended without moving again."""
         self._step(SettledEnded())
@@ -174,6 +185,10 @@ class Admission:
         return effects
 
     def _release(self) -> None:
+        excused, self._excused = self._excused, set()
+        for activity in excused:
+            for event in counted_again(settled=activity.count_again()):
+                self._step(event)
         holds, self._holds = self._holds, set()
         for hold in holds:
             hold.event.set()
@@ -186,6 +201,8 @@ class Activity:
     """One admitted thing that moves, settles and stirs until it ends; it has entered before this is made.
 
     `exempt` ends the counting for good: a rollout that will start over anyway never blocks a checkpoint (section 2).
+    `excuse` ends it until the gate opens again: the checkpoint goes without it, and what it does next is held like
+    everything else (section 12).
     """
 
     def __init__(self, admission: Admission, rollout_id: str | None, check: Check) -> None:
@@ -194,11 +211,12 @@ class Activity:
         self._check = check
         self._settled = False
         self._counted = True
+        self._excused = False
 
     @property
     def blocks(self) -> bool:
         """Whether the gate cannot be quiet because of it."""
-        return self._counted and not self._settled
+        return self._counted and not self._settled and not self._excused
 
     @property
     def settled(self) -> bool:
@@ -208,7 +226,19 @@ class Activity:
         """It is quiet: nothing it does from here on may change anything before it has stirred."""
         if self._counted and not self._settled:
             self._settled = True
-            self._admission.settle()
+            if not self._excused:
+                self._admission.settle()
+
+    def excuse(self) -> None:
+        """If the gate waits for it, it does so no longer, until it opens again."""
+        if self.blocks:
+            self._excused = True
+            self._admission.excuse(self)
+
+    def count_again(self) -> bool:
+        """The gate is open and counts it again; returns whether it is settled."""
+        self._excused = False
+        return self._settled
 
     async def stir(self, gone: Gone | None = None) -> None:
         """It moves again; waits while the gate is closed (I24), ClientGone when `gone` returns first.
@@ -219,7 +249,7 @@ class Activity:
             self._check()
             if not self._counted or not self._settled:
                 return
-            if self._admission.stir():
+            if not self._excused and self._admission.stir():
                 self._settled = False
                 return
             await self._admission.opened(self._rollout_id, gone)
@@ -229,7 +259,9 @@ class Activity:
         if not self._counted:
             return
         self._counted = False
-        if self._settled:
+        if self._excused:
+            self._admission.forgive(self)
+        elif self._settled:
             self._admission.leave_settled()
         else:
             self._admission.leave()

@@ -309,6 +309,9 @@ class Agent(Server):
 
     # --- a Part
 
+    def activities(self) -> Iterable[tuple[EpisodeId | None, Activity]]:
+        return [(live.episode, live.activity) for live in self._sessions.values() if live.activity is not None]
+
     def report(self) -> Report:
         sessions = list(self._sessions.values())
         retained = self.receipts()

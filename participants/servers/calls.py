@@ -56,7 +56,7 @@ class VerbCall:
 
 @frozen(kw_only=True)
 class Prepare(VerbCall):
-    pass
+    leave_out: tuple[EpisodeId, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -146,6 +146,9 @@ class Environment(Server):
 
     # --- a Part
 
+    def activities(self) -> Iterable[tuple[EpisodeId | None, Activity]]:
+        return [(live.episode, live.activity) for live in self._episodes.values() if live.activity is not None]
+
     def report(self) -> Report:
         episodes = list(self._episodes.values())
         blockers = [Blocker(each.episode, each.reason, each.since) for each in episodes if each.blocks]

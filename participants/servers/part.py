@@ -69,8 +69,11 @@ class Part(Protocol):
     def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
         """Everything staged is in place under N+1; the capture keys of N+1. Does not fail."""
 
-    def prepared(self) -> None:
-        """The server is closed and quiet."""
+    def leave_out(self, keys: frozenset[str]) -> None:
+        """The executions with these capture keys do not block until admission opens again; they are held as others."""
+
+    def prepared(self, left_out: frozenset[str]) -> None:
+        """The server is closed and quiet, but for the executions that are left out."""
 
     def opened(self) -> None:
         """Admission is open again."""

@@ -31,6 +31,7 @@ from ..machines.control import (
     Control,
     DisarmLease,
     LeaseExpired,
+    LeaveOut,
     OpenAdmission,
     PartInstalled,
     PartWritten,
@@ -177,7 +178,8 @@ class Participant:
 
     async def _prepare(self, call: Prepare, address: Json) -> Json:
         async with self._turn(call.deadline_ts):
-            effects = self._step(PrepareRequested(**address))
+            leave_out = frozenset(episode.key for episode in call.leave_out)
+            effects = self._step(PrepareRequested(**address, leave_out=leave_out))
             try:
                 reply = self._perform(effects)
             except BaseException:
@@ -204,7 +206,7 @@ class Participant:
             if self.phase is not Phase.PREPARING:
                 return {"phase": self.phase.wire, "report": self.report_json()}
             if self.admission.is_quiet:
-                self.part.prepared()
+                self.part.prepared(self.control.left_out)
                 reply = {"phase": "prepared", "report": self.report_json()}
                 self._step(ReadinessReached(checkpoint_id, encode(reply).decode()))
                 self.changed()
@@ -265,6 +267,16 @@ class Participant:
                 "CommitRequested",
                 (),
                 f"the commit scope names episodes that restart: {named}",
+            )
+        left_out = self.control.left_out
+        without = sorted(left_out if scope is None else left_out & {episode.key for episode in scope})
+        if without:
+            raise Refused(
+                "left_out_in_scope",
+                self.phase,
+                "CommitRequested",
+                (),
+                f"the commit scope names episodes that are left out: {without}",
             )
 
     async def _restore(self, call: Restore, address: Json) -> Json:
@@ -360,6 +372,8 @@ class Participant:
                 self.part.opened()
                 self.admission.open()
                 self.changed()
+            elif isinstance(effect, LeaveOut):
+                self.part.leave_out(effect.keys)
             elif isinstance(effect, ArmLease):
                 self._lease.arm(effect.until)
             elif isinstance(effect, DisarmLease):

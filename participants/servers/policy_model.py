@@ -267,20 +267,23 @@ class PolicyModel(Server):
 
     # --- a Part
 
+    def activities(self) -> Iterable[tuple[EpisodeId | None, Activity]]:
+        return [(call.episode, call.activity) for call in self._calls.values()]
+
     def report(self) -> Report:
         blockers = [
             Blocker(call.episode, f"a response to {call.request.path} has started and is still being sent", call.since)
             for call in self._calls.values()
             if call.activity.blocks
         ]
-        held = 0 if self.admission.is_open else len(self._calls) - len(blockers)
+        held = 0 if self.admission.is_open else sum(call.activity.settled for call in self._calls.values())
         counts = {"inflight": len(self._calls), "held": held, "cut": 0, "cut_failed": 0, "cut_skipped": 0}
         return Report(blockers, counts)
 
     def status(self) -> Json:
         return {"restored_generation_cuts": []}
 
-    def prepared(self) -> None:
+    def prepared(self, left_out: frozenset[str]) -> None:
         """The accepted calls are frozen: all that are here, since nobody was admitted after the closing."""
         for call in self._calls.values():
             call.cut, _ = MODEL_CALL.step(call.cut, CLOSED)

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from enum import StrEnum, auto
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import anyio
 import httpx
-from attrs import define, frozen
+from attrs import define, field, frozen
 from starlette.responses import JSONResponse, Response
 
 from statecore import DefinitionError, WireError, WireErrors
@@ -50,6 +51,7 @@ from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Message, Scope, Send, hea
 from ..records.positions import Position
 from ..records.records import ResourcesRecord, ResourcesState, record_json
 from ..settings import Seams, Settings
+from .admission import Activity
 from .codecs import Codec, CodecError, check_codec, undo_of
 from .cookies import SessionCookies
 from .modes import Mode
@@ -100,6 +102,17 @@ class Change(Generic[S]):
         return JSONResponse(self.reply, status, headers=self.headers)
 
 
+@define(eq=False)
+class Serving:
+    """A call that was admitted and runs: whose, which path, since when (monotonic seconds)."""
+
+    whose: EpisodeId | None
+    path: str
+    since: float
+    activity: Activity
+    cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
+
+
 @frozen
 class Staged(Generic[S]):
     """A record of a checkpoint, read and decoded, not installed yet."""
@@ -143,7 +156,7 @@ class Resources(Server, Generic[S]):
         super().__init__(name, settings, seams=seams, transport=transport)
         self.cookies = SessionCookies(name, settings.cookie_secret)
         self._book: SessionBook[S] = SessionBook()
-        self._inflight: dict[int, tuple[EpisodeId | None, str, float]] = {}  # whose, which path, since when
+        self._inflight: set[Serving] = set()
         self._proved: set[bool] = set()
 
     # --- what an application calls
@@ -346,14 +359,21 @@ class Resources(Server, Generic[S]):
         if request.episode is not None and not closing:
             for passed in self._book.below(request.episode):  # section 3
                 self._book.retire(passed)
-        self._inflight[id(activity)] = (owner, request.path, self.seams.clock.monotonic())
+        serving = Serving(owner, request.path, self.seams.clock.monotonic(), activity)
+        self._inflight.add(serving)
         try:
-            await serve(app, request, send)
+            with serving.cancel:
+                await serve(app, request, send)
         finally:
-            del self._inflight[id(activity)]
+            self._inflight.discard(serving)
             activity.end()
+        if serving.cancel.cancelled_caught and owner is not None:
+            self.fences.check(owner)
 
     # --- a Part
+
+    def activities(self) -> Iterable[tuple[EpisodeId | None, Activity]]:
+        return [(each.whose, each.activity) for each in self._inflight]
 
     def report(self) -> Report:
         restarts: list[str] = []
@@ -361,7 +381,9 @@ class Resources(Server, Generic[S]):
             restarts = sorted(episode.key for episode in self._book.episodes)
         counts = {"inflight": len(self._inflight), "sessions": len(self._book)}
         # of a restart_only server these are seeds
-        blockers = [Blocker(whose, f"{path} runs", since) for whose, path, since in self._inflight.values()]
+        blockers = [
+            Blocker(each.whose, f"{each.path} runs", each.since) for each in self._inflight if each.activity.blocks
+        ]
         return Report(blockers, counts, restarts)
 
     def status(self) -> Json:
@@ -419,10 +441,12 @@ class Resources(Server, Generic[S]):
             self.fences.accept(episode.successor)
         return [each.episode.key for each in staged]
 
-    def prepared(self) -> None:
+    def prepared(self, left_out: frozenset[str]) -> None:
         if self.mode is not Mode.EXPORT_RESTORE:
             return  # nothing of it is exported, so nothing needs to stand still
         for session in self._book:
+            if session.episode is not None and session.episode.key in left_out:
+                continue  # a call of it may be under way
             if session.machine.state is not SessionState.ENDED:
                 session.step(Froze())
 
@@ -432,8 +456,11 @@ class Resources(Server, Generic[S]):
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
         highest = highest_attempts(episodes)
+        for serving in self._inflight:  # a call that never ends would keep its session for ever
+            if serving.whose is not None and serving.whose.attempt <= highest.get(serving.whose.rollout_id, -1):
+                serving.cancel.cancel()
         for session in self._book.up_to(highest):
-            async with session.lock:  # a mutation that was accepted ends first, then nothing of it is left
+            async with session.lock:  # what runs in it has ended, then nothing of it is left
                 self._book.retire(session)
 
     def forget(self, rollout_ids: Sequence[str]) -> None:

@@ -27,8 +27,9 @@ from .part import Json, Report
 from .participant import Participant
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+LEAVE_OUT: Final = "leave_out"
 SCHEMA_VERSIONS: Final = (1,)
-FEATURES: Final = ("positions", "receipts", "epochs", "incarnations", "results")
+FEATURES: Final = ("positions", "receipts", "epochs", "incarnations", "results", LEAVE_OUT)
 
 
 class Server(ABC):
@@ -186,7 +187,16 @@ class Server(ABC):
     def install(self, staged: Any, scope: frozenset[EpisodeId]) -> Sequence[str]:
         return []
 
-    def prepared(self) -> None:
+    def activities(self) -> Iterable[tuple[EpisodeId | None, Activity]]:
+        """What is admitted here now, and whose it is."""
+        return ()
+
+    def leave_out(self, keys: frozenset[str]) -> None:
+        for episode, activity in list(self.activities()):
+            if episode is not None and episode.key in keys:
+                activity.excuse()
+
+    def prepared(self, left_out: frozenset[str]) -> None:
         return
 
     def opened(self) -> None:
