@@ -122,9 +122,10 @@ class WholeJob:
         }
         return Coordinator(ROOT, self.launcher, self.trainer, **(options | changes))
 
-    def _seams(self, name: str) -> Seams:
+    def _seams(self, name: str, process: str = "") -> Seams:
+        """What a process of that name gets; no two `process`es of one name draw the same."""
         clock = self.clocks.get(name, self.clock)
-        return Seams(clock=clock, disk=self.disk, entropy=SeededEntropy(f"{name}-{self.lives}"))
+        return Seams(clock=clock, disk=self.disk, entropy=SeededEntropy(f"{name}{process}-{self.lives}"))
 
     def _factory(self, name: str) -> Any:
         kinds: dict[str, Maker] = {
@@ -136,9 +137,9 @@ class WholeJob:
         }
 
         def make(epoch: int, urls: Mapping[str, str]) -> Any:
-            self.made += 1  # no process draws what another one has drawn
+            self.made += 1
             config = settings(servers=dict(urls), epoch=epoch, epoch_required=True, root=ROOT)
-            app = kinds[name](config, self._seams(f"{name}-{self.made}"), self.network.transport(name))
+            app = kinds[name](config, self._seams(name, f"-{self.made}"), self.network.transport(name))
             self.servers[name] = getattr(app, "server", None)
             return app
 
