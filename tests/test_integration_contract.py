@@ -285,12 +285,15 @@ async def _(world: World) -> Found:
 
 @breaks("something changes a checkpoint's files")
 async def _(world: World) -> Found:
-    await published(world, world.trainer(), "r1")
-    (checkpoint_id,) = world.store().published()
-    path = ROOT / str(checkpoint_id) / "framework/state.json"
-    world.disk.unlink(path)
-    with world.disk.create(path) as file:
-        file.write(b"[]")
+    await published(world, world.trainer(), "r1", checkpoints=2)
+    for checkpoint_id in reversed(world.store().published()):
+        path = ROOT / str(checkpoint_id) / "framework/state.json"
+        world.disk.unlink(path)
+        with world.disk.create(path) as file:
+            file.write(b"[]")
+        if checkpoint_id != world.store().published()[0]:
+            async with world.coordinator(world.trainer()) as job:
+                assert [each.checkpoint_id for each in (await job.recover()).damaged] == [str(checkpoint_id)]
     return await raised(CheckpointRejected, lambda: published(world, world.trainer()))
 
 
