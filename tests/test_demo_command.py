@@ -120,6 +120,18 @@ def test_a_small_job_on_real_processes(starts: Any) -> None:
         assert wanted in kept
 
 
+def test_one_server_alone_on_real_processes(starts: Any) -> None:
+    """The agent is killed while it writes its part: its coordinator starts all anew, and nothing held runs again."""
+    demo = starts(*SMALL, "--kill", "agent", "--when", "commit")
+    code, out, err = demo.ended()
+    assert (code, err) == (0, "")
+    match = LINE.match(out.rstrip("\n").split("\n")[-1])
+    assert match is not None, out
+    assert match.group(1, 4, 5, 6) == ("0", "0", "0", "equal to the undisturbed run")
+    assert "SIGKILL to agent alone" in out and "agent is dead" in out
+    assert demo.left() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(starts: Any, number: signal.Signals) -> None:
     """Ctrl-C in the middle of a life: exit code 130, a word about the files, and no server is left."""
