@@ -81,7 +81,8 @@ def test_a_model_gives_what_is_pinned(entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize("entry", entries("twin"))
 def test_a_twin_fails_as_pinned(entry: dict[str, Any]) -> None:
     """Without its rule a world breaks the pinned property, in as few steps as pinned: the check can fail."""
-    report = check(world_of(entry), symmetry=entry.get("symmetry", True), **entry.get("params", {}))
+    symmetry, most = entry.get("symmetry", True), entry.get("max_states", 1_000_000)
+    report = check(world_of(entry), symmetry=symmetry, max_states=most, **entry.get("params", {}))
     assert report.violation is not None, f"{entry['removes']}: taken out, and nothing breaks\n{report.story()}"
     assert (report.violation.name, len(report.trace)) == (entry["breaks"], entry["steps"]), report.story()
 
