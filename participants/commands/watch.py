@@ -214,7 +214,8 @@ def picture(now: Look, answers: Iterable[Answers] = ()) -> Iterator[Block]:
         yield f"  left over  {count(len(now.left_over), 'draft')} of checkpoints that were not published"
     rows = tuple(_row(now, each) for each in reversed(now.published[-SHOWN:]))
     if rows:
-        yield Grid("published", ("checkpoint", "written", "ago", "rollouts", "beside the servers' parts"), rows, right=frozenset({2}))
+        columns = ("checkpoint", "written", "ago", "rollouts", "beside the servers' parts")
+        yield Grid("published", columns, rows, right=frozenset({2}))
     served = tuple(_server(each) for each in answers)
     if served:
         yield Grid("servers", ("server", "phase", "checkpoint", "lease", "waits for"), served, right=frozenset({3}))
