@@ -62,19 +62,24 @@ def register(commands: Any) -> None:
     """The command `doctor` is known to the parser."""
     parser = commands.add_parser("doctor", help="say what running servers could give to a checkpoint")
     parser.add_argument("urls", metavar="URL", nargs="+", help="the base addresses of the servers of one deployment")
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token", help="the control token (others on this machine can see it in the process list)")
-    token.add_argument("--token-env", metavar="NAME", help="the environment variable that holds the control token")
+    add_token(parser)
     parser.add_argument(
-        "--max-clock-skew", type=_seconds, default=MAX_CLOCK_SKEW_S, metavar="S",
+        "--max-clock-skew", type=seconds, default=MAX_CLOCK_SKEW_S, metavar="S",
         help="by how much a server's clock may be off (%(default)g s, as a coordinator has it)",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", type=_seconds, default=TIMEOUT_S, metavar="S", help="how long one call may take (%(default)g s)"
+        "--timeout", type=seconds, default=TIMEOUT_S, metavar="S", help="how long one call may take (%(default)g s)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--plain", action="store_true", help="no tables with lines, also on a terminal")
     parser.set_defaults(run=run)
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """The command line says where the control token is; `found_token` reads it."""
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token", help="the control token (others on this machine can see it in the process list)")
+    token.add_argument("--token-env", metavar="NAME", help="the environment variable that holds the control token")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,7 +167,8 @@ def found_token(token: str | None, variable: str | None) -> str:
     return found
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A number of seconds from the command line."""
     value = float(text)
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds greater than 0")
