@@ -44,6 +44,9 @@ LEASE_GRACE_S: Final = 2.0
 DEADLINE_S: Final = 12.0
 """Of a checkpoint, and of a restore."""
 TRIES: Final = 6
+SETTLED_S: Final = 60.0
+"""How long servers may take to be open again, a restart of all of them included."""
+AGAIN_S: Final = 0.2
 OPEN: Final = "idle"
 FINISHED, OVERTAKEN, NOT_STARTED = 0, 3, 4
 """How the process exits."""
@@ -254,12 +257,25 @@ async def job(
                 "ended": "finished",
                 "published": last.published,
                 "stories": stories,
-                "servers": await states(order, scene),
+                "servers": await settled(order, scene),
                 "results": trainer.results(),
                 "lost": list(trainer.lost()),
                 "doubled": list(trainer.doubled()),
             },
         )
+
+
+async def settled(order: Order, scene: Scene) -> dict[str, str]:
+    """The phase of each server once all are open, or what they say when that takes too long.
+
+    The blow may have come at the very end: then the servers are being started anew just now.
+    """
+    found: dict[str, str] = {}
+    with trio.move_on_after(SETTLED_S):
+        while not found or any(each != OPEN for each in found.values()):
+            found = await states(order, scene)
+            await trio.sleep(AGAIN_S)
+    return found
 
 
 async def states(order: Order, scene: Scene) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The kill runs themselves: what is drawn, and that their verdict finds what it is there to find.
 
-The runs over real processes are made by `make kill`, which `.ci/run` does as well.
+The runs over real processes are made by `make kill`.
 """
 
 from __future__ import annotations
