@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import httpx
 import trio
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     urls = checked_urls(args.server)
     token = found_token(args.token, args.token_env) if urls else ""
     watch = Watch(root=root, seams=Seams(), urls=urls, token=token, timeout_s=min(args.every, TIMEOUT_S))
-    form = _Json() if args.json else _Lines() if args.plain or not sys.stdout.isatty() else _Screen(args.every)
+    form: Form = _Json() if args.json else _Lines() if args.plain or not sys.stdout.isatty() else _Screen(args.every)
     if args.once:
         now, answers, alarms = trio.run(partial(once, watch))
         (form if args.json else _Picture()).show(now, answers, alarms)
@@ -138,14 +138,13 @@ def unwell(now: Look, answers: Iterable[Answers]) -> tuple[Happening, ...]:
 # --- how it is said
 
 
-class Form:
+class Form(Protocol):
     """How looks are shown."""
 
-    def show(self, now: Look, answers: tuple[Answers, ...], news: tuple[Happening, ...]) -> None:
-        raise NotImplementedError
+    def show(self, now: Look, answers: tuple[Answers, ...], news: tuple[Happening, ...]) -> None: ...
 
 
-class _Json(Form):
+class _Json:
     """Everything, one object a line."""
 
     def show(self, now: Look, answers: tuple[Answers, ...], news: tuple[Happening, ...]) -> None:
@@ -154,7 +153,7 @@ class _Json(Form):
         print(json.dumps(line), flush=True)
 
 
-class _Lines(Form):
+class _Lines:
     """What happens, a line each; the picture at the first look."""
 
     def __init__(self) -> None:
@@ -169,14 +168,14 @@ class _Lines(Form):
             print(said(each), flush=True)
 
 
-class _Picture(Form):
+class _Picture:
     """The picture, once, and what is wrong."""
 
     def show(self, now: Look, answers: tuple[Answers, ...], news: tuple[Happening, ...]) -> None:
         show([*picture(now, answers), *(f"  wrong: {each.what}" for each in news)])
 
 
-class _Screen(Form):
+class _Screen:
     """The picture drawn anew, with the latest things that happened below it."""
 
     def __init__(self, every_s: float) -> None:
