@@ -32,14 +32,19 @@ class File(Protocol):
 class Disk(Protocol):
     """File operations, all synchronous, all raising OSError as the operating system does.
 
-    `create` never opens an existing name; `link` never replaces one; `kind` never follows a link and is None where
-    there is nothing; `listdir` is sorted. `threaded` says that calls may block and belong into a thread. An fsync that
-    failed fails for good: what the system dropped then is not written by a later one that succeeds (S57).
+    `create` never opens an existing name; `append` writes behind what is there, makes the file if it is missing, and
+    lets one writer at a time in: while an earlier one is open, in this process or another, it raises BlockingIOError;
+    `truncate` leaves the first `size` bytes, and refuses more than there are; `link` never replaces a name; `kind`
+    never follows a link and is None where there is nothing; `listdir` is sorted. `threaded` says that calls may block
+    and belong into a thread. An fsync that failed fails for good: what the system dropped then is not written by a
+    later one that succeeds (S57).
     """
 
     threaded: bool
 
     def create(self, path: PathLike) -> File: ...
+
+    def append(self, path: PathLike) -> File: ...
 
     def read(self, path: PathLike) -> bytes: ...
 
@@ -50,6 +55,8 @@ class Disk(Protocol):
     def rename(self, src: PathLike, dst: PathLike) -> None: ...
 
     def unlink(self, path: PathLike) -> None: ...
+
+    def truncate(self, path: PathLike, size: int) -> None: ...
 
     def mkdir(self, path: PathLike, parents: bool = False) -> None: ...
 

@@ -26,6 +26,7 @@ class _MemoryFile:
 
     def close(self) -> None:
         self._open = False
+        self._disk.let_go(self)
 
     def __enter__(self) -> _MemoryFile:
         return self
@@ -44,12 +45,32 @@ class MemoryDisk:
         self._syncs = Syncs()
         self._files: dict[str, bytearray] = {}
         self._dirs: set[str] = {"/"}
+        self._writers: list[tuple[bytearray, _MemoryFile]] = []
 
     def create(self, path: PathLike) -> File:
         name = self._fresh(path)
         self.log.append(("create", name))
         self._files[name] = bytearray()
         return _MemoryFile(self, name, self._files[name])
+
+    def append(self, path: PathLike) -> File:
+        name = _name(path)
+        if name not in self._files:
+            self.create(name).close()
+        content = self._file(name)
+        if any(each is content for each, _ in self._writers):
+            raise BlockingIOError(errno.EAGAIN, "another writer has it open", name)
+        file = _MemoryFile(self, name, content)
+        self._writers.append((content, file))
+        return file
+
+    def let_go(self, file: _MemoryFile) -> None:
+        """Its file, if it was opened to append, may be opened by the next one."""
+        self._writers = [each for each in self._writers if each[1] is not file]
+
+    def release(self) -> None:
+        """The processes that had files open are gone, and their locks with them."""
+        self._writers.clear()
 
     def read(self, path: PathLike) -> bytes:
         return bytes(self._file(path))
@@ -82,6 +103,13 @@ class MemoryDisk:
         self._file(path)
         self.log.append(("unlink", _name(path)))
         del self._files[_name(path)]
+
+    def truncate(self, path: PathLike, size: int) -> None:
+        content = self._file(path)
+        if not 0 <= size <= len(content):
+            raise OSError(errno.EINVAL, f"it does not have {size} bytes", _name(path))
+        self.log.append(("truncate", _name(path)))
+        del content[size:]
 
     def mkdir(self, path: PathLike, parents: bool = False) -> None:
         name = _name(path)

@@ -6,6 +6,8 @@ Rules: only this module touches `time`, `os`, `random` and `secrets`. A `Disk` i
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import secrets
@@ -158,10 +160,21 @@ async def on_disk(disk: Disk, fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 class _SystemFile:
-    def __init__(self, path: PathLike, syncs: Syncs) -> None:
+    def __init__(self, path: PathLike, syncs: Syncs, flags: int) -> None:
         self._path, self._syncs = path, syncs
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
         self._open = True
+
+    def lock(self) -> None:
+        """No other open file has this lock until this one is closed, or its process ends."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise BlockingIOError(errno.EAGAIN, "another writer has it open", str(self._path)) from error
+        except OSError:
+            self.close()
+            raise
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -192,7 +205,12 @@ class SystemDisk:
         self._syncs = Syncs()
 
     def create(self, path: PathLike) -> File:
-        return _SystemFile(path, self._syncs)
+        return _SystemFile(path, self._syncs, os.O_EXCL)
+
+    def append(self, path: PathLike) -> File:
+        file = _SystemFile(path, self._syncs, os.O_APPEND)
+        file.lock()
+        return file
 
     def read(self, path: PathLike) -> bytes:
         return Path(path).read_bytes()
@@ -210,6 +228,11 @@ class SystemDisk:
 
     def unlink(self, path: PathLike) -> None:
         os.unlink(path)
+
+    def truncate(self, path: PathLike, size: int) -> None:
+        if not 0 <= size <= os.stat(path).st_size:
+            raise OSError(errno.EINVAL, f"it does not have {size} bytes", str(path))
+        os.truncate(path, size)
 
     def mkdir(self, path: PathLike, parents: bool = False) -> None:
         Path(path).mkdir(parents=parents, exist_ok=parents)

@@ -64,6 +64,7 @@ class CrashDisk:
         self.forgets: Callable[[str, str], bool] = lambda operation, path: False
         self._crash_at: int | None = None
         self._top = _Dir()
+        self._appending: list[_File] = []
 
     def crash_at(self, operations: int) -> None:
         """The machine goes away instead of doing operation number `operations` from now, counted from 0."""
@@ -85,6 +86,15 @@ class CrashDisk:
         self._begin("create", path)
         made = parent.entries[name] = _File()
         return _Writer(self, str(path), made)
+
+    def append(self, path: PathLike) -> _Writer:
+        if self._find(path) is None:
+            self.create(path)
+        file = self._file(path)
+        if any(each is file for each in self._appending):
+            raise BlockingIOError(errno.EAGAIN, "another writer has it open", str(path))
+        self._appending.append(file)
+        return _Writer(self, str(path), file, self._appending)
 
     def read(self, path: PathLike) -> bytes:
         return bytes(self._file(path).content)
@@ -121,6 +131,13 @@ class CrashDisk:
         parent, name = self._parent(path)
         self._begin("unlink", path)
         del parent.entries[name]
+
+    def truncate(self, path: PathLike, size: int) -> None:
+        file = self._file(path)
+        if not 0 <= size <= len(file.content):
+            raise OSError(errno.EINVAL, f"it does not have {size} bytes", str(path))
+        self._begin("truncate", path)
+        del file.content[size:]
 
     def mkdir(self, path: PathLike, parents: bool = False) -> None:
         above = PurePosixPath(path).parent
@@ -206,8 +223,8 @@ class CrashDisk:
 
 
 class _Writer:
-    def __init__(self, disk: CrashDisk, path: str, file: _File) -> None:
-        self._disk, self._path, self._file = disk, path, file
+    def __init__(self, disk: CrashDisk, path: str, file: _File, writers: list[_File] | None = None) -> None:
+        self._disk, self._path, self._file, self._writers = disk, path, file, writers
 
     def write(self, data: bytes) -> None:
         self._disk._begin("write", self._path)
@@ -218,7 +235,9 @@ class _Writer:
             self._file.synced = bytes(self._file.content)
 
     def close(self) -> None:
-        pass
+        if self._writers is not None:
+            self._writers.remove(self._file)
+            self._writers = None
 
     def __enter__(self) -> _Writer:
         return self
@@ -245,7 +264,8 @@ def _survivor(directory: _Dir, survives: Survives, dice: SeededEntropy, files: d
 def _survivor_file(file: _File, survives: Survives, dice: SeededEntropy) -> _File:
     content, synced = bytes(file.content), file.synced
     if survives is Survives.SOME:
-        synced = content[: len(synced) + int(dice.random() * (len(content) - len(synced) + 1))]
+        longer, shorter = max(content, synced, key=len), min(len(content), len(synced))
+        synced = longer[: shorter + int(dice.random() * (len(longer) - shorter + 1))]
     elif survives is Survives.EVERYTHING:
         synced = content
     return _File(synced, synced)

@@ -139,6 +139,53 @@ def test_create_never_opens_an_existing_name(place: tuple[Disk, Path]) -> None:
     assert disk.read(root / "a") == b"1"
 
 
+def test_append_writes_behind_what_is_there_for_one_writer_at_a_time(place: tuple[Disk, Path]) -> None:
+    """The file is made if it is missing; a second writer is refused and changes nothing until the first has closed."""
+    disk, root = place
+    with disk.append(root / "log") as file:
+        file.write(b"one\n")
+        file.fsync()
+        with pytest.raises(BlockingIOError, match="another writer"):
+            disk.append(root / "log")
+        file.write(b"two\n")
+    assert disk.read(root / "log") == b"one\ntwo\n"
+    with disk.append(root / "log") as file:
+        file.write(b"three\n")
+    assert disk.read(root / "log") == b"one\ntwo\nthree\n"
+    with pytest.raises(OSError):
+        disk.append(root)
+    with pytest.raises(OSError):
+        disk.append(root / "missing" / "log")
+
+
+def test_truncate_leaves_the_first_bytes_and_never_makes_a_file_longer(place: tuple[Disk, Path]) -> None:
+    """A size that the file does not have, and a name that is not there, are refused, and nothing has changed."""
+    disk, root = place
+    write(disk, root / "a", b"hello world")
+    disk.truncate(root / "a", 5)
+    assert disk.read(root / "a") == b"hello"
+    for size in (6, -1):
+        with pytest.raises(OSError):
+            disk.truncate(root / "a", size)
+    with pytest.raises(FileNotFoundError):
+        disk.truncate(root / "missing", 0)
+    assert disk.read(root / "a") == b"hello"
+    with disk.append(root / "a") as file:
+        disk.truncate(root / "a", 4)
+        file.write(b"!")
+    assert disk.read(root / "a") == b"hell!"
+
+
+def test_a_memory_disk_lets_the_locks_of_dead_processes_go() -> None:
+    """Who died without closing locks nobody out, as on the system."""
+    disk = MemoryDisk()
+    disk.append("/log").write(b"one\n")
+    disk.release()
+    with disk.append("/log") as file:
+        file.write(b"two\n")
+    assert disk.read("/log") == b"one\ntwo\n"
+
+
 def test_link_makes_a_second_name_and_never_replaces_one(place: tuple[Disk, Path]) -> None:
     """Both names hold the same file; an existing one is left alone; what is not there cannot be linked."""
     disk, root = place

@@ -1,0 +1,1 @@
+"""Collecting: rollouts from a file of tasks into a file of results, by the coordinator, without a trainer."""
