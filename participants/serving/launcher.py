@@ -45,11 +45,17 @@ class Launcher(Protocol):
 
 @frozen
 class ServerSpec:
-    """One server: its name, what makes its application (``module:function``), what is added to its environment."""
+    """One server: its name, what makes its application (``module:function``), what is added to its environment.
+
+    `module` is what runs it, with the options of ``python -m participants.serving``: it serves at the address that
+    ``STATECORE_SERVERS`` has for its name, writes a line to ``--ready-fd`` when it does, and ends when what it has as
+    ``--lifeline-fd`` closes. `factory` is its own to read.
+    """
 
     name: str = field(validator=validators.matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]*"))
     factory: str
     env: Mapping[str, str] = field(factory=dict)
+    module: str = "participants.serving"
 
 
 class _Running:
@@ -201,7 +207,7 @@ class ProcessLauncher:
         return urls
 
     async def _spawn(self, spec: ServerSpec, env: Mapping[str, str], inherited: Mapping[str, int]) -> None:
-        command = [sys.executable, "-m", "participants.serving", spec.factory, "--name", spec.name]
+        command = [sys.executable, "-m", spec.module, spec.factory, "--name", spec.name]
         for option, fd in inherited.items():
             command += [option, str(fd)]
         path = self.log(spec.name)
@@ -271,9 +277,13 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 def _reserved(host: str) -> socket.socket:
-    """A socket bound to a free port: nobody else gets it, and connections are refused until somebody listens."""
+    """A socket bound to a free port: nobody else gets it, and connections are refused until somebody listens.
+
+    The server may listen on it, or on a socket of its own with the same address, which the option allows.
+    """
     reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((host, 0))
     except OSError:
         reserved.close()
