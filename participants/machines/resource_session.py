@@ -177,7 +177,7 @@ RESOURCE_SESSION = Table(
             Closed: go(_S.ENDED),
         },
         _S.FROZEN: {
-            Seeded: IS_FROZEN,
+            Seeded: when(is_same_seed, stay(), otherwise=IS_FROZEN),  # one that was done is answered again
             Installed: NOT_ABSENT,
             Mutated: when(is_repeated, stay(), otherwise=IS_FROZEN),  # I24; an applied one is answered again
             Used: stay(),

@@ -114,7 +114,8 @@ def headers_of(scope: Scope) -> dict[str, str]:
 class Incoming:
     """A data request, read: `path` without its prefix, `body` whole.
 
-    `incarnation` is the serving process, named in every reply.
+    `incarnation` is the serving process, named in every reply. `tried` is which sending of its call this is, if its
+    caller counts them; `recorded_only`: it was not admitted, and gets the reply that its call has already, or none.
     """
 
     method: str
@@ -125,6 +126,8 @@ class Incoming:
     scope: Scope
     receive: Receive
     incarnation: str | None = None
+    tried: int | None = None
+    recorded_only: bool = False
     _value: Any = None
     _parsed: bool = False
 

@@ -112,7 +112,7 @@ class Admission:
             hold = _Hold(rollout_id, gone is not None)
             self._holds.add(hold)
             try:
-                await _wait(hold.event, gone)
+                await wait_or_gone(hold.event, gone)
             finally:
                 if hold in self._holds:
                     self._holds.discard(hold)
@@ -158,7 +158,7 @@ class Admission:
             self._check_ending()
         self._waiters.add(waiter)
         try:
-            await _wait(waiter.event, gone)
+            await wait_or_gone(waiter.event, gone)
         finally:
             self._waiters.discard(waiter)
 
@@ -269,7 +269,7 @@ class Activity:
     exempt = end
 
 
-async def _wait(event: anyio.Event, gone: Gone | None) -> None:
+async def wait_or_gone(event: anyio.Event, gone: Gone | None) -> None:
     """Returns when the event is set; raises ClientGone when the caller leaves first."""
     if gone is None:
         await event.wait()

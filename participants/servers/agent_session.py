@@ -221,6 +221,8 @@ class Session:
         self._moved_at = self._held_until = agent.seams.clock.monotonic()
         self._waiting = 0  # tasks of this loop that wait for a model reply or are parked
         self._calling = 0  # and all its other calls that are under way
+        self._refused = 0  # and those that a closed server has refused for good
+        self._sent = 0  # sendings since the last boundary, but those: its sessions may stand elsewhere because of them
 
     @property
     def episode(self) -> EpisodeId | None:
@@ -255,7 +257,8 @@ class Session:
             return Peer(self._agent, name, None, self._trail, lambda: None)
         return Peer(
             self._agent, name, live.episode, self._trail, self._check,
-            around_model=self._around_model, around_other=self._around_other, on_restart=self._start_over,
+            around_model=self._around_model, around_other=self._around_other, when_refused=self._when_refused,
+            on_restart=self._start_over,
         )  # fmt: skip
 
     async def boundary(self, state: Any, *, items: Any = None, usage: Any = None) -> bool:
@@ -277,6 +280,7 @@ class Session:
         if not self.may_go_on:
             return False
         self._freeze(state, items, usage)
+        self._sent = self._calling
         if not self._agent.admission.is_open and not live.restart:
             self._waiting += 1
             self._wait(live, "parked at a boundary")
@@ -334,19 +338,35 @@ class Session:
         assert live is not None
         await self._move(live)
         self._calling += 1
+        self._sent += 1
         try:
             return await send()
         finally:
             self._calling -= 1
             self._wait(live, "waits for a model reply")
 
-    def _wait(self, live: LiveSession, reason: str) -> None:
-        """It stands if a task of this loop waits for a model reply, or parks, and none of them calls anybody else.
+    async def _when_refused(self) -> None:
+        """Its call was refused for good. It stands until its server is open, if it stands where its boundary does."""
+        live = self._live
+        assert live is not None
+        self._sent -= 1
+        self._refused += 1
+        self._wait(live, "waits for a server that is closed")
+        try:
+            if live.stands:
+                await self._agent.admission.opened(live.episode.rollout_id)
+        finally:
+            self._refused -= 1
 
-        What the others do meanwhile stays in memory: whatever leaves it, a call or a boundary, moves first.
+    def _wait(self, live: LiveSession, reason: str) -> None:
+        """It stands if a task of this loop waits for a model reply, parks, or was refused, and none calls anybody else.
+
+        Refused, it stands only where nothing was sent since the boundary that may have been applied (S61). What the
+        others do meanwhile stays in memory: whatever leaves it, a call or a boundary, moves first.
         """
         is_over = live.generation != self._generation or live.machine.state is AttemptState.TOMBSTONED
-        if self._waiting and not self._calling and not is_over:
+        waiting = self._waiting or (self._refused and not self._sent)
+        if waiting and not self._calling and not is_over:
             live.settle(reason, self._agent.seams.clock.monotonic())
 
     async def _move(self, live: LiveSession) -> None:

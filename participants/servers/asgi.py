@@ -25,7 +25,9 @@ from ..identity import (
     EPOCH_HEADER,
     INCARNATION_HEADER,
     MAX_DIGITS,
+    OPERATION_HEADER,
     RUN_PREFIX,
+    TRY_HEADER,
     EpisodeId,
     IdentityMismatch,
     agreed,
@@ -34,6 +36,7 @@ from ..identity import (
     split_prefix,
 )
 from ..machines.control import is_data_of_other_life
+from ..machines.sendings import tried_from
 from ..net.http import (
     REQUEST_KEY,
     Answer,
@@ -257,12 +260,18 @@ class Shell:
         if participant is not None:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
-        request = Incoming(scope["method"], path, headers, body, None, inner, receive, self.server.incarnation)
+        incarnation = self.server.incarnation
+        request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation)
         episode = request.episode = _identify(named, request)
+        try:
+            request.tried = _tried(headers)
+        except WireError as error:
+            await send_answer(send, invalid_body(error, "header").with_header(INCARNATION_HEADER, incarnation))
+            return
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             raise refuse_request("admission_closed", "this server is closed until its first restore or resume")
-        await self.server.data(request, _named(send, self.server.incarnation), self.app)
+        await self.server.data(request, _named(send, incarnation), self.app)
 
 
 def _named(send: Send, incarnation: str) -> Send:
@@ -316,6 +325,20 @@ def _epoch(headers: dict[str, str]) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise refuse_request("stale_epoch", f"{EPOCH_HEADER}: {text[:40]!r} is no epoch")
     return int(text)
+
+
+def _tried(headers: dict[str, str]) -> int | None:
+    """Which sending of its call this is, None from a caller that does not count; WireError where that says nothing."""
+    text = headers.get(TRY_HEADER)
+    if text is None:
+        return None
+    try:
+        tried = tried_from(text)
+    except ValueError as error:
+        raise WireError.at((TRY_HEADER,), str(error), "int_parsing") from error
+    if not headers.get(OPERATION_HEADER):
+        raise WireError.at((OPERATION_HEADER,), f"Field required beside {TRY_HEADER}", "missing")
+    return tried
 
 
 def _check_epoch(headers: dict[str, str], participant: Participant) -> None:

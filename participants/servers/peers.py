@@ -1,8 +1,9 @@
 """Calls from an agent's session or an environment's episode to other servers, with everything that must travel.
 
-Out go the identity prefix, the epoch, the parent of a model call, an operation id for each logical call and the session
-cookie; back come call ids and positions, which the next boundary names. A refusal never enters a conversation: a closed
-server is asked again, and a server that is gone makes no result (docs/reference/protocol.md sections 3, 6, 7 and 14).
+Out go the identity prefix, the epoch, the parent of a model call, the session cookie, and of each other logical call
+its operation id and which sending of it this is; back come call ids and positions, which the next boundary names. A
+refusal never enters a conversation: a closed server is asked again, and a server that is gone makes no result
+(docs/reference/protocol.md sections 3, 6, 7 and 14).
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from ..identity import (
     OPERATION_HEADER,
     PARENT_CALL_HEADER,
     POSITION_HEADER,
+    REFUSED_HEADER,
     RESTART_HEADER,
     REVISION_HEADER,
     SESSION_HEADER,
+    TRY_HEADER,
     EpisodeId,
     with_prefix,
 )
+from ..machines.sendings import tried_from
 from ..net.http import encode_body, refuse_request
 from ..net.posts import Answered
 from ..records.positions import SEED_HISTORY, OtherSession, Position, later, next_history
@@ -150,6 +154,7 @@ class Peer:
 
     `around_model` makes the call that waits for a generation: the execution is quiet meanwhile, and a late reply is
     held. `around_other` makes every other call: meanwhile the execution moves, whatever else of it waits.
+    `when_refused` returns when a call that was refused for good, with all its sendings so far, may be sent again.
     `on_restart` is told when the server says that its sessions start over.
     """
 
@@ -160,6 +165,7 @@ class Peer:
     check: Callable[[], None]
     around_model: Around | None = None
     around_other: Around | None = None
+    when_refused: Callable[[], Awaitable[None]] | None = None
     on_restart: Callable[[], None] = lambda: None
 
     @property
@@ -173,21 +179,25 @@ class Peer:
     async def post(
         self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, operation_id: str | None = None
     ) -> Reply:
-        """The peer's answer to one logical call; a closed peer is asked again under the same operation id.
+        """The peer's answer to one logical call; a closed peer is asked again under the same operation id, as the next
+        sending of it.
 
         Raises ParticipantLost when the peer is gone or has lost the session, Refused `stale_attempt` when this
         execution is over (here or there).
         """
         content = encode_body({} if body is None else body)
         sent = self._headers(path, headers, operation_id)
-        pause = CLOSED_WAIT_S[0]
+        pause, tried = CLOSED_WAIT_S[0], 0
         while True:
             self.check()
-            answered = await self._send(path, content, sent)
+            answered, tried = await self._send(path, content, sent, tried)
             reply = self._read(answered)
             if reply is not None:
                 break
-            await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
+            if self.when_refused is not None and is_final(answered.headers, tried):
+                await self.when_refused()
+            else:
+                await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
             await anyio.sleep(pause)
             pause = min(pause * 2, CLOSED_WAIT_S[1])
         cookies = answered.all(b"set-cookie") if "set-cookie" in reply.headers else ()
@@ -217,18 +227,24 @@ class Peer:
             headers.append((PARENT_CALL_HEADER, self.trail.last_model_call_id))
         return headers
 
-    async def _send(self, path: str, content: bytes, headers: list[tuple[str, str]]) -> Answered:
+    async def _send(
+        self, path: str, content: bytes, headers: list[tuple[str, str]], tried: int
+    ) -> tuple[Answered, int]:
+        """What came of the next sending that arrived, and the how manieth it was; `tried` have left already."""
+        counts = self.host.settings.enabled and not is_model_path(path)
         prefixed = path if self.episode is None or not self.host.settings.enabled else with_prefix(self.episode, path)
 
         def once() -> Awaitable[Answered]:
-            return self.host.posts.post(self.url, prefixed, content, headers)
+            sent = [*headers, (TRY_HEADER, str(tried))] if counts else headers
+            return self.host.posts.post(self.url, prefixed, content, sent)
 
         around = self.around_model if is_model_path(path) else self.around_other
-        for tried in range(1, CONNECT_TRIES + 1):
+        for knock in range(1, CONNECT_TRIES + 1):
+            tried += 1
             try:
-                return await (once() if around is None else around(once))
+                return await (once() if around is None else around(once)), tried
             except httpx.ConnectError as error:
-                if tried == CONNECT_TRIES:
+                if knock == CONNECT_TRIES:
                     raise ParticipantLost(f"{self.name} cannot be reached: {error}") from error
                 await anyio.sleep(CLOSED_WAIT_S[1])
             except httpx.TransportError as error:
@@ -253,6 +269,14 @@ class Peer:
             said = code or f"{answered.status} without an error of its own"
             raise ParticipantLost(f"{self.name} answered {said}")
         return Reply(answered.status, body, headers)
+
+
+def is_final(headers: Mapping[str, str], tried: int) -> bool:
+    """Whether a refusal with these headers says that none of the `tried` sendings so far will ever be applied."""
+    try:
+        return tried_from(headers.get(REFUSED_HEADER, "")) >= tried
+    except ValueError:
+        return False  # of a peer that does not keep what it refused
 
 
 def _code(body: Any) -> str | None:

@@ -3,7 +3,9 @@
 The application's routes call `seed`, `mutate`, `read`, `verify` and `close`; each works under the lock of its session,
 so that the position is read where the state is (I37, S21). A mutation that raises leaves the state untouched, a
 repeated operation gets its recorded reply. While a checkpoint is open everything that would change a session is held;
-what was accepted before runs to its end. docs/reference/protocol.md sections 2, 3, 4, 6 and 13.
+what was accepted before runs to its end. A call whose caller counts its sendings gets its recorded reply also then,
+waits for a sending that runs, and where it is refused it is refused for good (S61). docs/reference/protocol.md sections
+2, 3, 4, 6 and 13.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import httpx
 from attrs import define, field, frozen
 from starlette.responses import JSONResponse, Response
 
-from statecore import DefinitionError, WireError, WireErrors
+from statecore import DefinitionError, Refused, WireError, WireErrors
 from statecore.wire import encode, parse
 
 from ..files.snapshots import InvalidCheckpointState
 from ..identity import (
     OPERATION_HEADER,
     POSITION_HEADER,
+    REFUSED_HEADER,
     RESTART_HEADER,
     REVISION_HEADER,
     SESSION_HEADER,
@@ -47,15 +50,31 @@ from ..machines.resource_session import (
     VerifyStarted,
     VerifySucceeded,
 )
-from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Message, Scope, Send, headers_of, refuse_request, serve
+from ..machines.sendings import Fate, Sending, fate
+from ..net.http import (
+    REQUEST_KEY,
+    Answer,
+    ASGIApp,
+    Incoming,
+    Message,
+    Scope,
+    Send,
+    headers_of,
+    refusal,
+    refuse_request,
+    send_answer,
+    serve,
+    until_gone,
+)
 from ..records.positions import Position
 from ..records.records import ResourcesRecord, ResourcesState, record_json
 from ..settings import Seams, Settings
-from .admission import Activity
+from .admission import Activity, wait_or_gone
 from .codecs import Codec, CodecError, check_codec, undo_of
 from .cookies import SessionCookies
 from .modes import Mode
 from .part import Blocker, Json, Report
+from .refusals import Refusals
 from .server import Server
 from .session_book import Session, SessionBook
 
@@ -66,6 +85,8 @@ S = TypeVar("S")
 SEED_PATHS: Final = frozenset({"/seed_session", "/reset"})
 VERIFY_PATH: Final = "/verify"
 CLOSE_PATH: Final = "/close_session"
+PASSING: Final = frozenset({"admission_closed", "too_many_held"})
+"""Refusals that say nothing of the call: it is to be sent again."""
 
 
 class Verify(StrEnum):
@@ -104,13 +125,15 @@ class Change(Generic[S]):
 
 @define(eq=False)
 class Serving:
-    """A call that was admitted and runs: whose, which path, since when (monotonic seconds)."""
+    """A call that was admitted and runs: whose, which path, since when (monotonic seconds), which operation."""
 
     whose: EpisodeId | None
     path: str
     since: float
     activity: Activity
+    operation_id: str | None
     cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
+    over: anyio.Event = field(factory=anyio.Event)
 
 
 @frozen
@@ -157,6 +180,7 @@ class Resources(Server, Generic[S]):
         self.cookies = SessionCookies(name, settings.cookie_secret)
         self._book: SessionBook[S] = SessionBook()
         self._inflight: set[Serving] = set()
+        self.refusals = Refusals(self.settings.max_held)
         self._proved: set[bool] = set()
 
     # --- what an application calls
@@ -174,7 +198,9 @@ class Resources(Server, Generic[S]):
         if self.mode is Mode.STATELESS:
             return JSONResponse(body, headers=headers)
         self._prove(state)
-        session = self._seeded(request, state)
+        session = self._seeded(request, state, body)
+        if session.seeded is not None:
+            body = parse(session.seeded.reply)
         cookie = self.cookies.write(session.session_id)
         if self.settings.enabled:
             headers |= self._position(session) | {SESSION_HEADER: session.session_id}
@@ -191,7 +217,7 @@ class Resources(Server, Generic[S]):
         session = self._find(request)
         operation_id = _operation(request) or self.seams.entropy.token_hex(16)
         async with session.lock:
-            self._use(session)
+            self._use(session, request)
             change = Change(session, operation_id)
             done = session.machine.data.applied(operation_id)
             if done is not None:
@@ -199,6 +225,7 @@ class Resources(Server, Generic[S]):
                 yield change
                 self._end(change)
                 return
+            _check_admitted(request)
             undo = None if self.codec is None else undo_of(self.codec, session.state)
             try:
                 yield change
@@ -208,16 +235,20 @@ class Resources(Server, Generic[S]):
                 if undo is not None:
                     session.state = undo()
                 raise
+            self.refusals.done(session.episode, operation_id)
             self._end(change)
 
     @asynccontextmanager
     async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
         """A look at the session under its lock: the position stays (I36)."""
-        session = self._find(self._request(scope))
+        request = self._request(scope)
+        _check_admitted(request)
+        session = self._find(request)
         async with session.lock:
-            self._use(session)
+            self._use(session, request)
             change = Change(session, "")
             yield change
+            self.refusals.done(session.episode, _operation(request) or "")
             self._end(change)
 
     @asynccontextmanager
@@ -237,7 +268,8 @@ class Resources(Server, Generic[S]):
                 yield change
                 self._end(change)
                 return
-            self._use(session)
+            _check_admitted(request)
+            self._use(session, request)
             if self.verify_policy is Verify.REPLAY:
                 yield change
                 self._end(change)
@@ -250,14 +282,22 @@ class Resources(Server, Generic[S]):
                 raise
             session.verified = Operation(operation_id, encode(change.reply).decode())
             session.step(VerifySucceeded())
+            self.refusals.done(session.episode, operation_id)
             self._end(change)
 
     async def close(self, scope: Scope) -> Response:
         """The session is gone; so is one that was not there."""
-        session = self._known(self._request(scope))
+        request = self._request(scope)
+        if request.recorded_only:
+            return JSONResponse({})
+        session = self._known(request)
         if session is not None:
             async with session.lock:
                 self._book.drop(session)
+            if session.episode is not None:
+                self.refusals.over(session.episode)
+            if request.tried is not None:
+                self._book.note_closed(session.episode, _operation(request) or "")
         return JSONResponse({})
 
     async def export_session(self, session_id: str) -> tuple[Position, bytes]:
@@ -286,17 +326,20 @@ class Resources(Server, Generic[S]):
             ) from error
         self._proved.add(moved)
 
-    def _seeded(self, request: Incoming, state: S) -> Session[S]:
-        episode = request.episode
-        event = Seeded(self.seams.entropy.token_hex(16), _operation(request) or "")
+    def _seeded(self, request: Incoming, state: S, reply: Any) -> Session[S]:
+        episode, operation_id = request.episode, _operation(request) or ""
+        event = Seeded(self.seams.entropy.token_hex(16), operation_id)
         known = self._book.of(episode)
         if known is not None:
             known.step(event)  # the same seed again, or Refused
             return known
+        _check_admitted(request)
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
         session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
         session.step(event)
+        session.seeded = Operation(operation_id, encode(reply).decode())
         self._book.add(session)
+        self.refusals.done(episode, operation_id)
         return session
 
     def _request(self, scope: Scope) -> Incoming:
@@ -326,13 +369,14 @@ class Resources(Server, Generic[S]):
         position = session.position
         return {REVISION_HEADER: str(position.revision), POSITION_HEADER: position.header}
 
-    def _use(self, session: Session[S]) -> None:
+    def _use(self, session: Session[S], request: Incoming) -> None:
         """The caller may act on it now: it was not retired while its lock was waited for (I6)."""
         if session.episode is not None:
             self.fences.check(session.episode)
         if self._book.get(session.session_id) is None:
             raise refuse_request("session_lost", "this server does not know that session")
-        session.step(Used())
+        if not request.recorded_only:
+            session.step(Used())
 
     def _state_of(self, session: Session[S]) -> Json:
         assert self.codec is not None
@@ -355,11 +399,25 @@ class Resources(Server, Generic[S]):
             await serve(app, request, send)
             return
         closing = request.path == CLOSE_PATH
-        activity = await self.admitted(request, owner, fenced=not closing)
+        sending = self._sending(request, owner)
+        if sending is None:
+            activity = await self.admitted(request, owner, fenced=not closing)
+        else:
+            entered = await self._entered(sending, request, fenced=not closing)
+            if isinstance(entered, Answer):
+                await send_answer(send, entered)
+                return
+            if entered is None:
+                request.recorded_only = True
+                await serve(app, request, send)
+                return
+            activity = entered
         if request.episode is not None and not closing:
             for passed in self._book.below(request.episode):  # section 3
                 self._book.retire(passed)
-        serving = Serving(owner, request.path, self.seams.clock.monotonic(), activity)
+            if request.episode.attempt and len(self.refusals):
+                self.refusals.over(EpisodeId(request.episode.rollout_id, request.episode.attempt - 1))
+        serving = Serving(owner, request.path, self.seams.clock.monotonic(), activity, _operation(request))
         self._inflight.add(serving)
         try:
             with serving.cancel:
@@ -367,8 +425,60 @@ class Resources(Server, Generic[S]):
         finally:
             self._inflight.discard(serving)
             activity.end()
+            serving.over.set()
         if serving.cancel.cancelled_caught and owner is not None:
             self.fences.check(owner)
+
+    def _sending(self, request: Incoming, owner: EpisodeId | None) -> Sending | None:
+        """Which sending of its call this is; None where nobody counts them, or no call changes anything."""
+        if request.tried is None or self.mode is Mode.STATELESS:
+            return None
+        return Sending(owner, _operation(request) or "", request.tried)
+
+    async def _entered(self, sending: Sending, request: Incoming, *, fenced: bool) -> Activity | Answer | None:
+        """The call as it was admitted; None when it was applied, and is answered from its record; else the refusal of
+        this sending and all before it.
+
+        A refusal says that nothing of the call was applied or runs, so that is asked last.
+        """
+        while True:
+            meant, running = self._fate(sending, request)
+            if meant is Fate.ANSWER:
+                return None
+            if running is not None and meant is Fate.WAIT:
+                await wait_or_gone(running.over, lambda: until_gone(request.receive))
+                if fenced and sending.owner is not None:
+                    self.fences.check(sending.owner)
+                continue
+            try:
+                return await self.admitted(
+                    request, sending.owner, fenced=fenced, also=lambda: self.refusals.check(sending)
+                )
+            except Refused as refused:
+                if refused.code not in PASSING:
+                    raise
+                if self._fate(sending, request)[0] is Fate.ENTER:
+                    highest = self.refusals.refuse(sending)
+                    return refusal(refused).with_header(REFUSED_HEADER, str(highest))
+
+    def _fate(self, sending: Sending, request: Incoming) -> tuple[Fate, Serving | None]:
+        """What becomes of this sending, and which sending of its call runs, if one does."""
+        if self.admission.is_open:
+            return fate(is_open=True, applied=False, inside=False), None
+        if request.path == CLOSE_PATH:
+            applied = self._book.was_closed(sending.owner, sending.operation_id)
+        else:
+            session = self._known(request)
+            applied = session is not None and session.has_done(sending.operation_id)
+        running = next(
+            (
+                each
+                for each in self._inflight
+                if each.operation_id == sending.operation_id and each.whose == sending.owner
+            ),
+            None,
+        )
+        return fate(is_open=False, applied=applied, inside=running is not None), running
 
     # --- a Part
 
@@ -456,6 +566,8 @@ class Resources(Server, Generic[S]):
 
     async def retire(self, episodes: Sequence[EpisodeId]) -> None:
         highest = highest_attempts(episodes)
+        for episode in episodes:
+            self.refusals.over(episode)
         for serving in self._inflight:  # a call that never ends would keep its session for ever
             if serving.whose is not None and serving.whose.attempt <= highest.get(serving.whose.rollout_id, -1):
                 serving.cancel.cancel()
@@ -473,6 +585,12 @@ class Resources(Server, Generic[S]):
 
 def _operation(request: Incoming) -> str | None:
     return request.headers.get(OPERATION_HEADER)
+
+
+def _check_admitted(request: Incoming) -> None:
+    """Nothing is done for a request that came only for the record of its call, and finds none."""
+    if request.recorded_only:
+        raise refuse_request("admission_closed", "the call was answered, and its record is gone")
 
 
 async def _no_body() -> Message:

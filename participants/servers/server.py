@@ -20,7 +20,7 @@ from ..identity import EpisodeId
 from ..net.http import ASGIApp, Incoming, Send, until_gone
 from ..net.posts import Posts
 from ..settings import Seams, Settings
-from .admission import Activity, Admission
+from .admission import Activity, Admission, Check
 from .asgi import Shell
 from .fences import Fences
 from .part import Json, Report
@@ -129,11 +129,19 @@ class Server(ABC):
 
         return checked
 
-    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
+    async def admitted(
+        self,
+        request: Incoming,
+        owner: EpisodeId | None = None,
+        *,
+        fenced: bool = True,
+        also: Check | None = None,
+    ) -> Activity:
         """The request has entered, now or after the gate opened; ClientGone when its caller left meanwhile.
 
         `owner` is the execution that it belongs to where the request itself names none. Refused `stale_attempt` when
-        that is over, unless `fenced` is False: cleaning up is never refused.
+        that is over, unless `fenced` is False: cleaning up is never refused. `also` is asked each time before it may
+        enter, and may raise Refused.
         """
 
         async def gone() -> None:
@@ -142,7 +150,13 @@ class Server(ABC):
         episode = request.episode or owner
         rollout_id = None if episode is None else episode.rollout_id
         check = self.check(episode if fenced else None)
-        await self.admission.enter(rollout_id, check, gone)
+
+        def may_enter() -> None:
+            check()
+            if also is not None:
+                also()
+
+        await self.admission.enter(rollout_id, may_enter, gone)
         if fenced and request.episode is not None:
             self.fences.accept(request.episode)
         return Activity(self.admission, rollout_id, check)

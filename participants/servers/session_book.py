@@ -8,7 +8,7 @@ its cookie is told *stale attempt* and not *lost*, until the coordinator forgets
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 from attrs import define, field
@@ -22,6 +22,8 @@ from ..records.positions import Position
 
 S = TypeVar("S")
 
+CLOSES_KEPT: Final = 4096
+
 
 @define(eq=False)
 class Session(Generic[S]):
@@ -32,6 +34,7 @@ class Session(Generic[S]):
     state: S
     machine: Snapshot[SessionState, SessionData]
     lock: anyio.Lock = field(factory=lambda: anyio.Lock(fast_acquire=True))
+    seeded: Operation | None = None
     verified: Operation | None = None
 
     @property
@@ -39,6 +42,15 @@ class Session(Generic[S]):
         position = self.machine.data.position
         assert position is not None, "a session has a position from its seed on"
         return position
+
+    def has_done(self, operation_id: str) -> bool:
+        """Whether that call was applied here and has its reply: a mutation, the verification, or the seed."""
+        if self.machine.data.applied(operation_id) is not None:
+            return True
+        if self.verified is not None and self.verified.operation_id == operation_id:
+            return True
+        is_there = self.machine.state in (SessionState.LIVE, SessionState.FROZEN)
+        return is_there and self.seeded is not None and self.seeded.operation_id == operation_id
 
     def step(self, event: object) -> None:
         self.machine, _ = RESOURCE_SESSION.step(self.machine, event)
@@ -51,6 +63,7 @@ class SessionBook(Generic[S]):
         self._sessions: dict[str, Session[S]] = {}
         self._by_episode: dict[EpisodeId, Session[S]] = {}
         self._retired: dict[str, EpisodeId] = {}
+        self._closed: dict[tuple[EpisodeId | None, str], None] = {}  # the calls that closed one; the last ones
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -93,6 +106,16 @@ class SessionBook(Generic[S]):
         self._sessions.pop(session.session_id, None)
         if session.episode is not None and self._by_episode.get(session.episode) is session:
             del self._by_episode[session.episode]
+
+    def note_closed(self, owner: EpisodeId | None, operation_id: str) -> None:
+        """This call was to close the owner's session, and has done so."""
+        self._closed[owner, operation_id] = None
+        if len(self._closed) > CLOSES_KEPT:
+            del self._closed[next(iter(self._closed))]
+
+    def was_closed(self, owner: EpisodeId | None, operation_id: str) -> bool:
+        """Whether that call has closed a session, as far as is remembered."""
+        return (owner, operation_id) in self._closed
 
     def retire(self, session: Session[S]) -> None:
         """It is dropped, and its id is remembered as that of an attempt that is over."""
