@@ -243,7 +243,7 @@ class SessionWorld(SessionAgentWorld):
     def _new_tools(self) -> None:
         self.wipe("tools")
         self.replies = ()
-        self.tools = tools_process(f"tools-{self.life}.{self.deaths_left}", self.life)
+        self.tools = tools_process(f"tools-{self.life}.{self.deaths_left}", self.life, 0 if self.refuses else 2)
 
     # --- helpers
 

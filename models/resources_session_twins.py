@@ -127,8 +127,8 @@ class RefusedThoughApplied(SessionWorld):
 
     refuses = param(True)
 
-    def _answer_closed(self, sending: Sending) -> None:
-        self._refuse(sending)
+    def _is_done(self, sending: Sending) -> bool:
+        return False
 
 
 class RefusedWhileInside(SessionWorld):

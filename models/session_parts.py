@@ -12,7 +12,8 @@ from attrs import frozen
 
 from participants.coordination.agreement import Pieces
 from participants.identity import EpisodeId
-from participants.machines.resource_session import RESOURCE_SESSION, SessionData, SessionState
+from participants.machines.resource_session import RESOURCE_SESSION, Operation, SessionData, SessionState
+from participants.machines.sendings import Sending as CallSending
 from participants.records.positions import Position
 from participants.records.records import (
     AgentBoundary,
@@ -24,6 +25,7 @@ from participants.records.records import (
 )
 from participants.servers.agent_session import OWN_RUN
 from participants.servers.fences import Fences
+from participants.servers.refusals import Refusals
 from participants.servers.session_book import Session, SessionBook
 from statecore import Snapshot
 
@@ -47,6 +49,11 @@ class Sending:
     @property
     def episode(self) -> EpisodeId:
         return EpisodeId(ROLLOUT, self.attempt)
+
+    @property
+    def counted(self) -> CallSending:
+        """As the server's refusals know it."""
+        return CallSending(self.episode, self.operation, self.tried)
 
 
 @frozen(cache_hash=True)
@@ -134,8 +141,21 @@ def book_of(kept: tuple[Kept, ...]) -> SessionBook[Any]:
     """The production's book with these sessions."""
     book: SessionBook[Any] = SessionBook()
     for each in kept:
-        book.add(Session(each.session_id, each.episode, None, each.machine))
+        session: Session[Any] = Session(each.session_id, each.episode, None, each.machine)
+        seed_id = each.machine.data.seed_id
+        session.seeded = Operation(seed_id, "{}") if seed_id else None
+        session.verified = Operation(each.verified, "{}") if each.verified else None
+        book.add(session)
     return book
+
+
+def refusals_of(refused: frozenset[CallSending], floor: int, limit: int) -> Refusals:
+    """The server's refusals, of the highest sending of each call that was refused and the floor of all others."""
+    refusals = Refusals(limit)
+    refusals.floor = floor
+    for sending in sorted(refused, key=lambda each: (each.owner, each.operation_id)):
+        refusals.refuse(sending)
+    return refusals
 
 
 def start_session(max_operations: int) -> Snapshot[SessionState, SessionData]:

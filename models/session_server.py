@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from attrs import evolve
 
-from models.server import GRACE_S, Server, knock, tell
-from models.session_parts import Call, Kept, Reply, Sending, book_of, fences_of, marks_of, start_session
+from models.server import GRACE_S, Server, admits, knock, tell
+from models.session_parts import Call, Kept, Reply, Sending, book_of, fences_of, marks_of, refusals_of, start_session
 from participants.machines.control import PARTICIPANT, LeaseExpired, is_data_of_other_life, new_process
 from participants.machines.gate import GATE, Arrived, Ended, GateData
 from participants.machines.resource_session import (
@@ -28,6 +28,10 @@ from participants.machines.resource_session import (
     VerifyStarted,
     VerifySucceeded,
 )
+from participants.machines.sendings import Fate, fate
+from participants.machines.sendings import Sending as CallSending
+from participants.servers.refusals import Refusals
+from participants.servers.resources import PASSING
 from statecore import Refused, Table
 from statecore.properties import always
 from statecore.world import World, action, param, slot, volatile, wire
@@ -35,9 +39,10 @@ from statecore.world import World, action, param, slot, volatile, wire
 NOTHING = (-1, -1)
 
 
-def tools_process(incarnation: str, epoch: int) -> Server:
+def tools_process(incarnation: str, epoch: int, max_held: int = 2) -> Server:
     """A process that just started, open: whoever started it is not our launcher, and gave it its epoch."""
-    return Server(new_process(incarnation, epoch=epoch, lease_grace_s=GRACE_S), GATE.start(GateData(max_held=2)))
+    gate = GATE.start(GateData(max_held=max_held))
+    return Server(new_process(incarnation, epoch=epoch, lease_grace_s=GRACE_S), gate)
 
 
 class SessionServerWorld(World):
@@ -46,8 +51,9 @@ class SessionServerWorld(World):
     SESSION: ClassVar[Table[SessionState, SessionData]] = RESOURCE_SESSION
 
     faults = param(1)  # sendings that are late, doubled or taken for dead, replies lost, verifications failed
-    refuses = param(False)
+    refuses = param(False)  # it has no room to hold a call
     max_operations = param(4)
+    max_refused = param(4)  # calls whose refusals are remembered one by one
 
     life: int = slot(1)
     attempt: int = slot(0)
@@ -55,11 +61,12 @@ class SessionServerWorld(World):
     drawn: int = slot(0)  # session identities so far
     calls: tuple[Call, ...] = volatile((), of="agent")
 
-    tools: Server = slot(tools_process("tools-1", 1))
+    tools: Server = slot(make=lambda world: tools_process("tools-1", 1, 0 if world.refuses else 2))
     book: tuple[Kept, ...] = volatile((), of="tools")
     inside: tuple[tuple[Sending, str], ...] = volatile((), of="tools")  # in the order in which they get the lock
     marks: tuple[int, int] = volatile(NOTHING, of="tools")
-    refused: frozenset[tuple[str, int]] = volatile(frozenset(), of="tools")  # (operation, highest sending)
+    refused: frozenset[CallSending] = volatile(frozenset(), of="tools")  # of each call the highest
+    floor: int = volatile(0, of="tools")
 
     late: Sending | None = wire(None)
     replies: tuple[Reply, ...] = wire(())
@@ -98,6 +105,7 @@ class SessionServerWorld(World):
         kept = self._keep(kept, Mutated(sending.operation))
         if kept.position != before:
             kept = self._replace(evolve(kept, state=(*kept.state, sending.operation)))
+            self._note_done(sending)
         self._leave_inside(self._answer(kept, sending), sending)
         return None
 
@@ -106,6 +114,7 @@ class SessionServerWorld(World):
         """A verdict over the state as it is; the session ends with it."""
         sending, kept = self._verifying()
         kept = self._replace(evolve(self._keep(kept, VerifySucceeded()), verified=sending.operation))
+        self._note_done(sending)
         self._leave_inside(self._answer(kept, sending), sending)
         return None
 
@@ -135,12 +144,15 @@ class SessionServerWorld(World):
                 raise Refused("stale_epoch", self.life, sending)
             fences = fences_of(self.marks)
             fences.check(sending.episode)
-            if not self.tools.is_open:
-                if not self.refuses or self._is_inside(sending):
-                    return False
-                self._answer_closed(sending)
+            meant = self._fate(sending)
+            if meant is Fate.WAIT:
+                return False
+            if meant is Fate.ANSWER:
+                self._reply(self._answer(self._find(sending), sending), sending)
                 return None
             self._check_final(sending)
+            if not admits(self.tools):
+                return False
             fences.accept(sending.episode)
             self.marks = marks_of(fences)
             self._retire_below(sending)
@@ -150,35 +162,47 @@ class SessionServerWorld(World):
                 return None
             session_id = self._find(sending).session_id
         except Refused as refused:
+            if refused.code in PASSING and self._fate(sending) is Fate.ENTER:
+                self._refuse(sending)
             self._reply(Reply(sending.operation, refused.code), sending)
             return None
         self.tools = knock(self.tools, Arrived(), GATE)
         self.inside = (*self.inside, (sending, session_id))
         return None
 
+    def _fate(self, sending: Sending) -> Fate:
+        """What becomes of it, by the rule that runs."""
+        applied, inside = self._is_done(sending), self._is_inside(sending)
+        return fate(is_open=self.tools.is_open, applied=applied, inside=inside)
+
     def _is_inside(self, sending: Sending) -> bool:
-        """A call of which a sending was admitted is never refused: it waits, and then has been applied."""
+        """A sending of the same call was admitted, and has not ended."""
         return any(other.operation == sending.operation for other, _ in self.inside)
 
-    def _answer_closed(self, sending: Sending) -> None:
-        """Applied already: the recorded reply. Anything else is refused, now and for every earlier sending of it."""
-        if sending.what == "op":
-            kept = self._find(sending)
-            if kept.machine.data.applied(sending.operation) is not None:
-                self._reply(self._answer(kept, sending), sending)
-                return
-        self._refuse(sending)
+    def _is_done(self, sending: Sending) -> bool:
+        """The call was applied, and has its record."""
+        found = book_of(self.book).find(sending.cookie or None, sending.episode)
+        return found is not None and found.has_done(sending.operation)
 
     def _refuse(self, sending: Sending) -> None:
-        mine = {each for each in self.refused if each[0] == sending.operation}
-        highest = max([sending.tried, *(tried for _, tried in mine)])
-        self.refused = (self.refused - mine) | {(sending.operation, highest)}
-        self._reply(Reply(sending.operation, "admission_closed"), sending)
+        """It is refused, and every earlier sending of its call (S61)."""
+        refusals = self._refusals()
+        tried = refusals.refuse(sending.counted)
+        refused = {each for each in self.refused if each.operation_id != sending.operation}
+        refused.add(evolve(sending.counted, tried=tried))
+        self.floor = refusals.floor
+        self.refused = frozenset(each for each in refused if each.tried > self.floor)
 
     def _check_final(self, sending: Sending) -> None:
         """A sending that was refused, or is older than one that was, is refused for good (S61)."""
-        if any(operation == sending.operation and sending.tried <= tried for operation, tried in self.refused):
-            raise Refused("admission_closed", "refused", sending)
+        self._refusals().check(sending.counted)
+
+    def _refusals(self) -> Refusals:
+        return refusals_of(self.refused, self.floor, self.max_refused)
+
+    def _note_done(self, sending: Sending) -> None:
+        """It was applied: what comes of it late finds the record."""
+        self.refused = frozenset(each for each in self.refused if each.operation_id != sending.operation)
 
     def _seed(self, sending: Sending) -> Kept:
         """A session of its own identity, or the one that this very seed has made."""
@@ -190,6 +214,7 @@ class SessionServerWorld(World):
         machine, _ = self.SESSION.step(start_session(self.max_operations), Seeded(incarnation, sending.operation))
         kept = Kept(session_id, sending.attempt, machine)
         self.book = (*self.book, kept)
+        self._note_done(sending)
         return kept
 
     def _identity(self) -> tuple[str, str]:

@@ -58,7 +58,7 @@ class WithSessions(Agent):
 class Refusing(Resources[Counter]):
     """A peer of the first generation: while it is closed it refuses tool calls, and does not hold them."""
 
-    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, **_more: Any) -> Activity:
         self.admission.enter_or_refuse()
         return Activity(self.admission, None, self.check(request.episode))
 
