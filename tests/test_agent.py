@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from participants.files.snapshots import read_part
-from participants.identity import ACTIVATION_HEADER, EPOCH_HEADER, RECEIPT_HEADER
+from participants.identity import ACTIVATION_HEADER, EPOCH_HEADER, INCARNATION_HEADER, RECEIPT_HEADER
 from participants.net.http import ASGIApp
 from participants.records.records import AgentBoundary, boundary_digest
 from participants.servers.agent import Agent, SessionError
@@ -314,6 +314,29 @@ def test_an_acknowledgement_of_an_older_life_releases_nothing() -> None:
         assert (zombie.status_code, zombie.json()["error"]["code"]) == (409, "stale_epoch")
         assert (await fleet.client.get(url, headers=AUTH)).json()["receipts"] == [receipt]
         assert (await acknowledge("3")).json()["acknowledged"] == [receipt]
+
+    run(test)
+
+
+def test_calls_about_results_for_another_process_have_no_effect() -> None:
+    """Listing and acknowledging are meant for one process, as all of the control plane but status. Covers: S59."""
+
+    async def test(fleet: Fleet) -> None:
+        loop = Loop()
+        loop.allow(9)
+        await started(fleet, loop)
+        receipt = json.loads((await fleet.post("agent", "/run", RUN)).headers[RECEIPT_HEADER])
+        url = fleet.network.url("agent") + "/ng-control/v1/results"
+        here = str((await fleet.status("agent"))["incarnation"])
+        acknowledgement = {"receipts": [receipt]}
+        for meant, status in (("0" * 32, 409), (here, 200)):
+            headers = AUTH | {INCARNATION_HEADER: meant}
+            listed = await fleet.client.get(url, headers=headers)
+            acknowledged = await fleet.client.post(url + "/acknowledge", json=acknowledgement, headers=headers)
+            assert [listed.status_code, acknowledged.status_code] == [status] * 2
+            if status == 409:
+                assert {each.json()["error"]["code"] for each in (listed, acknowledged)} == {"stale_incarnation"}
+        assert (listed.json()["receipts"], acknowledged.json()["acknowledged"]) == ([receipt], [receipt])
 
     run(test)
 

@@ -218,7 +218,7 @@ def test_a_refusal_counts_for_all_sendings_before_it() -> None:
 
 
 def test_an_earlier_sending_that_is_held_is_refused_when_the_server_opens() -> None:
-    """It was held before a later one was refused, and is not applied behind the back of its caller. Covers: I92, S61."""
+    """It came before the one that was refused, and is not applied behind the back of its caller. Covers: I92, S61."""
 
     async def test(tools: Tools) -> None:
         await tools.close(full=False)
@@ -322,7 +322,7 @@ def test_a_sending_that_waits_is_told_when_its_attempt_is_retired() -> None:
 
 
 def test_a_record_that_is_asked_for_elsewhere_changes_nothing() -> None:
-    """A closed server lets a call through for its record only: another route under that id does nothing. Covers: I24."""
+    """What a closed server lets through for its record finds none on another route, and does nothing. Covers: I24."""
 
     async def test(tools: Tools) -> None:
         await tools.call("op", 1, by=3)

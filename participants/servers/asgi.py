@@ -226,6 +226,8 @@ class Shell:
             return Answer(200, self.server.capabilities())
         participant = self.server.participant
         assert participant is not None
+        if path in (RESULTS, ACKNOWLEDGE):
+            _check_process(headers, participant)
         if path == RESULTS:
             return Answer(200, {"receipts": self.server.receipts()})
         if verb == "status":
@@ -325,6 +327,13 @@ def _epoch(headers: dict[str, str]) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise refuse_request("stale_epoch", f"{EPOCH_HEADER}: {text[:40]!r} is no epoch")
     return int(text)
+
+
+def _check_process(headers: dict[str, str], participant: Participant) -> None:
+    """A call about results that is meant for another process is refused, as the verbs are (S59)."""
+    meant, here = headers.get(INCARNATION_HEADER), participant.incarnation
+    if meant is not None and meant != here:
+        raise refuse_request("stale_incarnation", f"the call is for process {meant[:40]}, this is {here}")
 
 
 def _tried(headers: dict[str, str]) -> int | None:
