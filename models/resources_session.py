@@ -7,9 +7,9 @@ at a position; a restore installs it under the next attempt.
 
 The world asks for less than the agents that run: they send the session's cookie with every call (`cookies`), and give
 an execution up when a reply is lost; here calls may name their rollout alone and are sent again under their operation
-id. `refuses` is the answer of section 6 that a closed server may give instead of holding a call: one that is applied
-already gets its recorded reply, any other is refused, for this sending and all before it, and the agent parks where it
-stood. docs/reference/protocol.md sections 3, 4, 6, 7 and 13.
+id. `refuses`: the server has no room to hold a call, so that a closed one refuses what was not applied and does not
+run, for this sending and all before it, and the agent parks where it stood. docs/reference/protocol.md sections 3, 4,
+6, 7 and 13.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class SessionWorld(SessionAgentWorld):
             and (sorted(saved.boundary.conversation) == sorted(saved.session.state))
         )
 
-    @always(covers=("I35", "S61"))
+    @always(covers=("I35", "I92", "S61"))
     def an_agent_that_parks_stands_where_its_session_stands(self) -> bool:
         """Its boundary names the position of its session, while both stand still."""
         if self.loop.state not in (AttemptState.PARKED, AttemptState.COMMITTED) or self.boundary is None:
