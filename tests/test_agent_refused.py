@@ -35,7 +35,8 @@ class Job:
     async def start(self, play: Play) -> None:
         config = self.fleet.config("tools", max_held=1)
         await self.fleet.start("tools", counter_resources(config, self.fleet.seams("tools")))
-        agent = Agent("simple_agent", config, seams=self.fleet.seams("agent"), transport=self.fleet.network.transport("a"))
+        transport = self.fleet.network.transport("simple_agent")
+        agent = Agent("simple_agent", config, seams=self.fleet.seams("agent"), transport=transport)
 
         async def loop(request: Request) -> Response:
             async with agent.session(request.scope, task=await request.json()) as session:

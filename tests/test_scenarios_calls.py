@@ -15,12 +15,12 @@ from participants.machines.sendings import Fate, Sending
 from participants.net.http import Incoming
 from participants.records.records import ResourcesState
 from participants.servers.calls import VerbCall
-from participants.servers.participant import Participant
 from participants.servers.part import Json
+from participants.servers.participant import Participant
 from participants.servers.refusals import Refusals
 from participants.servers.resources import Resources, Serving
 from participants.servers.session_book import Session
-from tests.scenario_fleet import R1, Callers, done, parts, run_body, scope, seen, start
+from tests.scenario_fleet import R1, Callers, done, parts, scope, seen, start
 from tests.served_kinds import Fleet, settle
 from tests.small_job import ROOT, Counter, counter_resources, counting_agent
 from tests.whole_job import Turnstile
@@ -140,8 +140,8 @@ class Caller:
         self.at = 0
 
     async def start(self, kind: type[Resources[Counter]], before: Any = None) -> None:
-        seams = self.fleet.seams("tools")
-        await self.fleet.start("tools", counter_resources(self.fleet.config(max_held=1), seams, kind=kind, before=before))
+        config, seams = self.fleet.config(max_held=1), self.fleet.seams("tools")
+        await self.fleet.start("tools", counter_resources(config, seams, kind=kind, before=before))
         await self.fleet.post("tools", f"{R1}/seed_session")
 
     async def send(self, tried: int) -> httpx.Response:

@@ -426,12 +426,16 @@ def test_a_session_that_is_over_leaves_no_refusals() -> None:
     with_tools(test, max_held=3)
 
 
-def test_a_server_without_sessions_keeps_no_refusals() -> None:
-    """Nothing that it answers changes anything, so its refusals say nothing of a call."""
+def test_a_server_without_sessions_refuses_for_good_as_well() -> None:
+    """Nothing that it answers changes anything, so that is kept until the call was served. Covers: I75, I92."""
 
     async def test(tools: Tools) -> None:
         await tools.close()
-        assert refused(await tools.call("op", 1)) == ("too_many_held", 0)
+        assert refused(await tools.call("seed", 2, f"{R1}/seed_session")) == ("too_many_held", 2)
         await tools.open()
+        assert refused(await tools.call("seed", 1, f"{R1}/seed_session")) == ("admission_closed", 2)
+        assert len(tools.server.refusals) == 1
+        assert (await tools.call("seed", 3, f"{R1}/seed_session")).status_code == 200
+        assert len(tools.server.refusals) == 0
 
     with_tools(test, mode=Mode.STATELESS, codec=None)

@@ -133,7 +133,7 @@ class Serving:
     activity: Activity
     operation_id: str | None
     cancel: anyio.CancelScope = field(factory=anyio.CancelScope)
-    over: anyio.Event = field(factory=anyio.Event)
+    over: anyio.Event | None = None  # somebody waits for its end
 
 
 @frozen
@@ -422,16 +422,19 @@ class Resources(Server, Generic[S]):
         try:
             with serving.cancel:
                 await serve(app, request, send)
+            if sending is not None and self.mode is Mode.STATELESS:
+                self.refusals.done(owner, sending.operation_id)  # nothing was applied, and nothing will be recorded
         finally:
             self._inflight.discard(serving)
             activity.end()
-            serving.over.set()
+            if serving.over is not None:
+                serving.over.set()
         if serving.cancel.cancelled_caught and owner is not None:
             self.fences.check(owner)
 
     def _sending(self, request: Incoming, owner: EpisodeId | None) -> Sending | None:
-        """Which sending of its call this is; None where nobody counts them, or no call changes anything."""
-        if request.tried is None or self.mode is Mode.STATELESS:
+        """Which sending of its call this is; None where nobody counts them."""
+        if request.tried is None:
             return None
         return Sending(owner, _operation(request) or "", request.tried)
 
@@ -446,6 +449,7 @@ class Resources(Server, Generic[S]):
             if meant is Fate.ANSWER:
                 return None
             if running is not None and meant is Fate.WAIT:
+                running.over = running.over or anyio.Event()
                 await wait_or_gone(running.over, lambda: until_gone(request.receive))
                 if fenced and sending.owner is not None:
                     self.fences.check(sending.owner)
