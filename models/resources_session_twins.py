@@ -140,6 +140,19 @@ class RefusedWhileInside(SessionWorld):
         return False
 
 
+class ParksBehindItsBoundary(SessionWorld):
+    """S61, with two calls at once: an agent that was refused parks, though the other call of its turn was applied."""
+
+    refuses = param(True)
+    width = param(2)
+    faults = param(0)
+    deaths = param(0)
+
+    @property
+    def _may_stand(self) -> bool:
+        return not self.calls
+
+
 class ReadOnArrival(SessionWorld):
     """S21: the position of a reply is read when its request arrives, before it has the session's lock."""
 
@@ -168,5 +181,6 @@ TWINS = (
     RefusedForThisSendingOnly,
     RefusedThoughApplied,
     RefusedWhileInside,
+    ParksBehindItsBoundary,
     ReadOnArrival,
 )

@@ -10,7 +10,15 @@ from attrs import evolve
 
 from models.session_parts import Boundary, Call, Reply, Sending, Trail
 from models.session_server import SessionServerWorld
-from participants.machines.attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released
+from participants.machines.attempt import (
+    ATTEMPT,
+    AttemptState,
+    Completed,
+    Dispatched,
+    Parked,
+    Released,
+    may_stand,
+)
 from participants.records.positions import OtherSession, later
 from participants.servers.peers import Heard, heard
 from statecore import Refused, Snapshot
@@ -48,7 +56,7 @@ class SessionAgentWorld(SessionServerWorld):
         """The seed, the tool calls of the next turn, or the verification leave."""
         if self.loop.state is not AttemptState.RUNNING or self.calls or self.lost:
             return False
-        if self.agent_closed and self.boundary is not None and self._done < self.turns:
+        if self.agent_closed and self.boundary is not None and self._done < self.turns and self._may_stand:
             return False  # it parks
         if self.refusals and not self.tools.is_open:
             return False  # it waits; how often it asks meanwhile makes no difference
@@ -58,13 +66,16 @@ class SessionAgentWorld(SessionServerWorld):
             names = [("verify", "verify")]
         else:
             names = [("op", f"{self._done + 1}{mark}") for mark in "abc"[: self.width]]
-        self.calls = tuple(Call(what, f"{self.life}.{name}", self.refusals + 1, "out") for what, name in names)
+        calls = (Call(what, f"{self.life}.{name}", self.refusals + 1, "out") for what, name in names)
+        self.calls = tuple(call for call in calls if call.operation not in self.conversation)
         return None
 
     @action
     def park(self) -> object:
         """It stands at a boundary, with nothing under way."""
-        if not self.agent_closed or self.calls or self.lost or self.boundary is None or self._done == self.turns:
+        if not self.agent_closed or self.lost or self.boundary is None or self._done == self.turns:
+            return False
+        if not self._may_stand:
             return False
         if self.loop.state is not AttemptState.RUNNING:
             return False
@@ -139,6 +150,14 @@ class SessionAgentWorld(SessionServerWorld):
         return len(self.conversation) // self.width
 
     @property
+    def _may_stand(self) -> bool:
+        """At its boundary, or refused for good in the turn behind it, by the rule that runs."""
+        at = () if self.boundary is None else self.boundary.conversation
+        sent = len(self.conversation) - len(at)
+        waiting = int(not self.refusals)
+        return may_stand(waiting=waiting, refused=1 - waiting, sent=sent, calling=len(self.calls))
+
+    @property
     def _stands(self) -> bool:
         """The agent is closed, and nothing of the rollout moves."""
         return self.agent_closed and self.loop.state is not AttemptState.RUNNING
@@ -160,7 +179,7 @@ class SessionAgentWorld(SessionServerWorld):
         call = next(call for call in self.calls if call.operation == reply.operation)
         self.calls = tuple(each for each in self.calls if each != call)
         meant = heard(409, reply.code) if reply.code else Heard.REPLY
-        self.refusals = call.tried if meant is Heard.CLOSED else 0
+        self.refusals = max(self.refusals, call.tried) if meant is Heard.CLOSED else self._refusals_after(call)
         if meant in (Heard.LOST, Heard.OVER):
             self._lose()
         if meant is not Heard.REPLY or reply.code:  # a verification that failed is asked for again
@@ -176,9 +195,14 @@ class SessionAgentWorld(SessionServerWorld):
             return
         if call.what == "op":
             self.conversation = tuple(sorted((*self.conversation, call.operation), key=_turn_of))
-            if not self.calls and self._done < self.turns:
+            if len(self.conversation) % self.width == 0 and self._done < self.turns:
                 assert self.trail is not None
                 self.boundary = Boundary(self._done, self.trail, self.conversation)
+
+    def _refusals_after(self, answered: Call) -> int:
+        """Sendings are counted until the turn is complete: another call of it may have been refused."""
+        is_last = answered.what != "op" or (len(self.conversation) + 1) % self.width == 0
+        return 0 if is_last else self.refusals
 
     def _note(self, reply: Reply) -> None:
         """The position that a reply names, as the agents that run take it."""

@@ -92,6 +92,15 @@ STARTED = refuse("already_started")
 
 _S = AttemptState
 
+def may_stand(*, waiting: int, refused: int, sent: int, calling: int) -> bool:
+    """Whether a loop may stand between two boundaries, by how many of its calls are what.
+
+    `waiting` for a model reply, or parked; `refused` for good; `calling` anybody else. `sent` since the boundary, but
+    for those that were refused for good: each may have been applied, and then its session is past the boundary (S61).
+    """
+    return not calling and bool(waiting or (refused and not sent))
+
+
 ATTEMPT = Table(
     "attempt",
     data=bool,

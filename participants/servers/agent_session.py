@@ -19,7 +19,17 @@ from statecore import Snapshot, StatecoreError
 from statecore.wire import parse, sha256_hex, structure, unstructure
 
 from ..identity import EpisodeId
-from ..machines.attempt import ATTEMPT, AttemptState, Completed, Dispatched, Parked, Released, Restored, Tombstoned
+from ..machines.attempt import (
+    ATTEMPT,
+    AttemptState,
+    Completed,
+    Dispatched,
+    Parked,
+    Released,
+    Restored,
+    Tombstoned,
+    may_stand,
+)
 from ..net.http import refuse_request
 from ..records._fields import SCHEMA_VERSION, encode_line
 from ..records.positions import Position
@@ -359,14 +369,13 @@ class Session:
             self._refused -= 1
 
     def _wait(self, live: LiveSession, reason: str) -> None:
-        """It stands if a task of this loop waits for a model reply, parks, or was refused, and none calls anybody else.
+        """It stands if what its tasks wait for allows it.
 
-        Refused, it stands only where nothing was sent since the boundary that may have been applied (S61). What the
-        others do meanwhile stays in memory: whatever leaves it, a call or a boundary, moves first.
+        What other tasks of it do meanwhile stays in memory: whatever leaves it, a call or a boundary, moves first.
         """
         is_over = live.generation != self._generation or live.machine.state is AttemptState.TOMBSTONED
-        waiting = self._waiting or (self._refused and not self._sent)
-        if waiting and not self._calling and not is_over:
+        may = may_stand(waiting=self._waiting, refused=self._refused, sent=self._sent, calling=self._calling)
+        if may and not is_over:
             live.settle(reason, self._agent.seams.clock.monotonic())
 
     async def _move(self, live: LiveSession) -> None:
