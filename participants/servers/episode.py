@@ -146,7 +146,10 @@ class Episode:
         live = self._live
         if live is None:
             return Peer(self._environment, name, None, self._trail, lambda: None)
-        return Peer(self._environment, name, live.episode, self._trail, self._check, on_restart=self._start_over)
+        return Peer(
+            self._environment, name, live.episode, self._trail, self._check,
+            when_refused=self._when_refused, on_restart=self._start_over,
+        )  # fmt: skip
 
     async def seed(self, name: str, body: Any = None, *, path: str = "/seed_session") -> ResourcesHandle:
         """A session of this episode at resources server `name`: a waiting step, done once in the life of the
@@ -233,6 +236,14 @@ class Episode:
     def _check(self) -> None:
         if self._live is not None:
             self._environment.fences.check(self._live.episode)
+
+    async def _when_refused(self) -> None:
+        """Its call was refused for good. In a step that is quiet it waits until its server is open; in any other its
+        server waits for it, so it asks on.
+        """
+        live = self._live
+        if live is not None and live.activity is not None and live.activity.settled:
+            await self._environment.admission.opened(live.episode.rollout_id)
 
     def _start_over(self) -> None:
         live = self._live

@@ -1,4 +1,4 @@
-"""An agent whose call was refused by a closed server: when it may stand, and that its sendings are counted (S61)."""
+"""Who was refused by a closed server: when it may stand, when it asks again, and that its sendings are counted (S61)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.routing import Route
 from participants.coordination.agreement import agree, gather
 from participants.identity import OPERATION_HEADER, REFUSED_HEADER, TRY_HEADER, EpisodeId
 from participants.servers.agent import Agent
+from participants.servers.environment import Environment
 from participants.servers.peers import Peer, is_final
 from statecore.wire import digest
 from tests.scenario_fleet import Callers, commit, parts, run_body
@@ -185,6 +186,52 @@ def test_of_two_calls_at_once_one_is_refused(*, held_first: bool) -> None:
         assert job.result == 3
 
     with_job(test)
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+def test_an_environment_whose_step_was_refused(*, replayable: bool) -> None:
+    """A waiting step keeps its own server waiting, so it asks on until the tools open, and the episode parks behind
+    it. A replayable one is quiet, and asks again when its own server is open. Covers: I24, I38.
+    """
+    go_on = trio.Event()
+
+    async def test(fleet: Fleet) -> None:
+        config = fleet.config("tools", max_held=1)
+        await fleet.start("tools", counter_resources(config, fleet.seams("tools")))
+        env = Environment("env", config, seams=fleet.seams("env"), transport=fleet.network.transport("env"))
+
+        async def play(request: Request) -> Response:
+            async with env.episode(request.scope, task=await request.json()) as episode:
+                counter = await episode.seed("tools")
+                await go_on.wait()
+                await episode.wait("add", counter.call("/increment", {"by": 7}, replayable=replayable))
+                return episode.finish(await episode.wait("verify", counter.verify()))
+
+        await fleet.start("env", env.wrap(Starlette(routes=[Route("/run", play, methods=["POST"])])))
+
+        async def phase(server: str, verb: str, within_s: float = 5) -> str:
+            return str((await fleet.control(server, verb, within_s=within_s)).json()["phase"])
+
+        async with trio.open_nursery() as nursery:
+            callers = Callers(fleet, nursery)
+            callers.run("env")
+            await settle()
+            assert await phase("tools", "prepare") == "prepared"
+            callers.post("held", "tools", "/ng-rollout/other/seed_session")
+            await settle()
+            go_on.set()
+            await settle()
+            assert await phase("env", "prepare") == ("prepared" if replayable else "preparing")
+            await trio.sleep(5)  # a sending that had left when the environment closed is refused as well
+            assert await phase("tools", "resume") == "idle"
+            assert await phase("env", "prepare", within_s=50) == "prepared"
+            await trio.sleep(30)
+            looked = await fleet.post("tools", "/ng-rollout/r1/increment", {"by": 0})
+            assert looked.json() == {"value": 0 if replayable else 7}
+            assert await phase("env", "resume") == "idle"
+        assert callers.replies["run"].json() == {"reward": 7}
+
+    run(test)
 
 
 class Counted(httpx.AsyncBaseTransport):
