@@ -1,4 +1,4 @@
-"""Who was refused by a closed server: when it may stand, when it asks again, and that its sendings are counted (S61)."""
+"""Who was refused by a closed server: when it may stand, when it asks again, and how it counts its sendings (S61)."""
 
 from __future__ import annotations
 

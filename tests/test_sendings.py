@@ -10,7 +10,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from participants.identity import OPERATION_HEADER, REFUSED_HEADER, REVISION_HEADER, TRY_HEADER, EpisodeId
+from participants.identity import (
+    EPOCH_HEADER,
+    OPERATION_HEADER,
+    REFUSED_HEADER,
+    REVISION_HEADER,
+    TRY_HEADER,
+    EpisodeId,
+)
 from participants.machines.sendings import MAX_TRY, Fate, Sending, fate, tried_from
 from participants.servers.refusals import Refusals
 from participants.servers.resources import Mode, Verify
@@ -162,6 +169,22 @@ def test_what_is_done_or_over_is_forgotten() -> None:
 
 
 # --- at a server
+
+
+def test_a_server_that_was_never_open_refuses_for_good_as_well() -> None:
+    """Closed since its start, it refuses who names a rollout; what it refused stays refused. Covers: I92, S61."""
+
+    async def main(fleet: Fleet) -> None:
+        config = fleet.config(epoch=3, epoch_required=True)
+        await fleet.start("tools", counter_resources(config, fleet.seams("tools")))
+        seed = f"{R1}/seed_session"
+        assert refused(await fleet.post("tools", seed, headers=counted("seed", 2))) == ("admission_closed", 2)
+        assert refused(await fleet.post("tools", seed, headers={OPERATION_HEADER: "seed"})) == ("admission_closed", 0)
+        await fleet.control("tools", "resume", "ck-000003-000001", headers={EPOCH_HEADER: "3"})
+        assert refused(await fleet.post("tools", seed, headers=counted("seed", 1))) == ("admission_closed", 2)
+        assert (await fleet.post("tools", seed, headers=counted("seed", 3))).status_code == 200
+
+    run(main)
 
 
 def test_what_was_applied_is_answered_while_the_server_is_closed() -> None:

@@ -93,6 +93,8 @@ class Served(Protocol):
 
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None: ...
 
+    def turned_away(self, request: Incoming, refused: Refused) -> Answer: ...
+
     def receipts(self) -> list[Json] | None: ...
 
     def acknowledge(self, value: Any) -> Json: ...
@@ -263,17 +265,20 @@ class Shell:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
         incarnation = self.server.incarnation
+        named_send = _named(send, incarnation)
         request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation)
         episode = request.episode = _identify(named, request)
         try:
             request.tried = _tried(headers)
         except WireError as error:
-            await send_answer(send, invalid_body(error, "header").with_header(INCARNATION_HEADER, incarnation))
+            await send_answer(named_send, invalid_body(error, "header"))
             return
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
-            raise refuse_request("admission_closed", "this server is closed until its first restore or resume")
-        await self.server.data(request, _named(send, incarnation), self.app)
+            unborn = refuse_request("admission_closed", "this server is closed until its first restore or resume")
+            await send_answer(named_send, self.server.turned_away(request, unborn))
+            return
+        await self.server.data(request, named_send, self.app)
 
 
 def _named(send: Send, incarnation: str) -> Send:

@@ -391,7 +391,7 @@ class Resources(Server, Generic[S]):
     # --- requests
 
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
-        owner = request.episode or self._book.owner(self.cookies.read(request.headers.get("cookie")))
+        owner = self._owner(request)
         if owner is not None and request.path != CLOSE_PATH:
             self.fences.check(owner)
         passes = request.path == VERIFY_PATH and self.verify_policy is Verify.REPLAY
@@ -399,7 +399,7 @@ class Resources(Server, Generic[S]):
             await serve(app, request, send)
             return
         closing = request.path == CLOSE_PATH
-        sending = self._sending(request, owner)
+        sending = self._sending(request)
         if sending is None:
             activity = await self.admitted(request, owner, fenced=not closing)
         else:
@@ -432,11 +432,23 @@ class Resources(Server, Generic[S]):
         if serving.cancel.cancelled_caught and owner is not None:
             self.fences.check(owner)
 
-    def _sending(self, request: Incoming, owner: EpisodeId | None) -> Sending | None:
+    def _owner(self, request: Incoming) -> EpisodeId | None:
+        """Whose call it is: it says so, or its cookie does."""
+        return request.episode or self._book.owner(self.cookies.read(request.headers.get("cookie")))
+
+    def _sending(self, request: Incoming) -> Sending | None:
         """Which sending of its call this is; None where nobody counts them."""
         if request.tried is None:
             return None
-        return Sending(owner, _operation(request) or "", request.tried)
+        return Sending(self._owner(request), _operation(request) or "", request.tried)
+
+    def turned_away(self, request: Incoming, refused: Refused) -> Answer:
+        """A sending that is counted is refused for good, with all before it (S61)."""
+        answer = refusal(refused)
+        sending = self._sending(request)
+        if sending is None:
+            return answer
+        return answer.with_header(REFUSED_HEADER, str(self.refusals.refuse(sending)))
 
     async def _entered(self, sending: Sending, request: Incoming, *, fenced: bool) -> Activity | Answer | None:
         """The call as it was admitted; None when it was applied, and is answered from its record; else the refusal of
@@ -462,8 +474,7 @@ class Resources(Server, Generic[S]):
                 if refused.code not in PASSING:
                     raise
                 if self._fate(sending, request)[0] is Fate.ENTER:
-                    highest = self.refusals.refuse(sending)
-                    return refusal(refused).with_header(REFUSED_HEADER, str(highest))
+                    return self.turned_away(request, refused)
 
     def _fate(self, sending: Sending, request: Incoming) -> tuple[Fate, Serving | None]:
         """What becomes of this sending, and which sending of its call runs, if one does."""

@@ -17,7 +17,7 @@ import httpx
 from statecore import DefinitionError, Refused
 
 from ..identity import EpisodeId
-from ..net.http import ASGIApp, Incoming, Send, until_gone
+from ..net.http import Answer, ASGIApp, Incoming, Send, refusal, until_gone
 from ..net.posts import Posts
 from ..settings import Seams, Settings
 from .admission import Activity, Admission, Check
@@ -160,6 +160,10 @@ class Server(ABC):
         if fenced and request.episode is not None:
             self.fences.accept(request.episode)
         return Activity(self.admission, rollout_id, check)
+
+    def turned_away(self, request: Incoming, refused: Refused) -> Answer:
+        """The answer to a request that was not admitted, and is to be sent again."""
+        return refusal(refused)
 
     # --- defaults of a Part
 
