@@ -18,6 +18,8 @@ from statecore.wire import parse, structure
 from tests.checkpoints import ENTROPY, ROOT, finished
 from tests.crash_disk import Crash, CrashDisk, Survives
 
+# --- S41
+
 
 class ByExistence(Store):
     """The fault: a checkpoint is written under its name, and a directory with that name is a checkpoint."""
