@@ -59,8 +59,8 @@ def scenarios() -> str:
     return "\n\n".join([
         "# Scenarios",
         "Ways in which checkpoints of this kind have gone wrong, by number; code and tests cite these numbers, which\n"
-        "have holes. What is checked where, and under which change of the code a check fails, is told as on the page of\n"
-        "[invariants](invariants.md); *with* is what a double does in whose company a test first goes wrong.",
+        "have holes. What is checked where, and under which change of the code a check fails, is told as on the page\n"
+        "of [invariants](invariants.md); *with* is what a double does in whose company a test first goes wrong.",
         _table(rows, told()["scenarios"], shown_to_go_wrong()),
     ]) + "\n"  # fmt: skip
 
