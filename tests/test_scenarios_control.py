@@ -1,4 +1,4 @@
-"""S7, S16, S26, S45: calls that come late, twice, or from another life. First the fault, then its absence."""
+"""S7, S16, S25, S26, S38, S45: calls that fail, come late, twice, or from another life. First the fault, then not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 import trio
 from attrs import frozen
 
+from participants.files.files import InvalidCheckpointState
 from participants.files.snapshots import find_manifest
-from participants.identity import EPOCH_HEADER
+from participants.identity import EPOCH_HEADER, OPERATION_HEADER
 from participants.machines.control import is_data_of_other_life
+from participants.net.http import Incoming
+from participants.servers import resources
 from participants.servers.calls import Commit, VerbCall
 from participants.servers.part import Json
 from participants.servers.resources import Resources
@@ -122,6 +125,49 @@ def test_s16_memory_grows_with_history() -> None:
     assert seen(kept, Resources) == [0, 0]
 
 
+# --- S25
+
+
+class ClosedByFailure(Resources[Counter]):
+    """The fault: a restore closes the server, and only its success says when it opens."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert self.participant is not None
+        install = self.participant._install
+
+        async def and_stay(*args: Any) -> Json:
+            try:
+                return await install(*args)
+            except InvalidCheckpointState:
+                self.admission.open = lambda: None  # type: ignore[method-assign]
+                raise
+
+        self.participant._install = and_stay  # type: ignore[method-assign, assignment]
+
+
+async def damaged(fleet: Fleet, kind: Tools) -> tuple[str, str]:
+    """A restore from a checkpoint that is not there: its answer, and that of a seed an hour later."""
+    await start(fleet, Turnstile(), "tools", tools=partial(counter_resources, kind=kind))
+    body: Any = {"checkpoint_dir": str(ROOT / "nowhere"), "episode_ids": scope()}
+    restored = await fleet.control("tools", "restore", "rs", **body)
+    async with trio.open_nursery() as nursery:
+        callers = Callers(fleet, nursery)
+        callers.post("seed", "tools", "/ng-rollout/r2/seed_session")
+        await trio.sleep(3600)
+        nursery.cancel_scope.cancel()
+    return outcome(restored), outcome(callers.replies["seed"]) if "seed" in callers.replies else "held"
+
+
+def test_s25_failed_restore_leaves_a_server_closed_for_ever() -> None:
+    """S25: a server whose restore failed is as it was before, and open if it was open.
+
+    Where only a restore that succeeds says when it opens, nothing ever does. Covers: I20, I51.
+    """
+    assert seen(damaged, ClosedByFailure) == ("invalid_checkpoint_state", "held")
+    assert seen(damaged, Resources) == ("invalid_checkpoint_state", "done")
+
+
 # --- S26
 
 
@@ -174,6 +220,40 @@ def test_s26_commit_retry_ignores_what_changed_since() -> None:
         refused = Second("checkpoint_conflict", there=False)
         assert seen(committed_twice, Resources, where, episode_ids) == refused
     assert seen(committed_twice, Resources, "ck", scope()) == Second("done", there=True)
+
+
+# --- S38
+
+
+def of_its_own(_request: Incoming) -> None:
+    """The fault: every sending is a call of its own."""
+    return
+
+
+async def taken_for_dead(fleet: Fleet, operation: Callable[[Incoming], str | None]) -> tuple[list[int], int]:
+    """A slow call is sent again while it runs: the values answered, and the count in the end."""
+    slow = trio.Event()
+    await start(fleet, Turnstile(), "tools", tools=partial(counter_resources, before=slow.wait))
+    await fleet.post("tools", f"{R1}/seed_session")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resources, "_operation", operation)
+        async with trio.open_nursery() as nursery:
+            callers = Callers(fleet, nursery)
+            for name in ("first", "again"):
+                callers.post(name, "tools", f"{R1}/increment", {"by": 3}, headers={OPERATION_HEADER: "op-1"})
+                await settle()
+            slow.set()
+    count = await fleet.post("tools", f"{R1}/increment", {"by": 0})
+    return sorted(each.json()["value"] for each in callers.replies.values()), count.json()["value"]
+
+
+def test_s38_the_slow_call_that_is_taken_for_dead() -> None:
+    """S38: one operation id has one effect: whoever comes second waits for its turn, and gets the first one's reply.
+
+    Where each sending is a call of its own, both finish. Covers: I57.
+    """
+    assert seen(taken_for_dead, of_its_own) == ([3, 6], 6)
+    assert seen(taken_for_dead, resources._operation) == ([3, 3], 3)
 
 
 # --- S45
