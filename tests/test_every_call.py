@@ -37,6 +37,7 @@ class Outcome:
     checkpoints: tuple[Any, ...]
     published: dict[str, Any]
     accepted: dict[str, Any]
+    lost: dict[str, str]
     deliveries: list[str]
     generated: list[tuple[str, int]]
     phases: dict[str, str]
@@ -44,24 +45,25 @@ class Outcome:
     retained: int
 
 
-Kind = tuple[str, str, str]
-"""A call by its stage (the start, between checkpoints, in one), its server and its verb."""
+Kind = tuple[str, str, str, str]
+"""A call by its stage (the start, between checkpoints, in one), who makes it, its server and its verb."""
 
 
 @define(eq=False)
 class Struck:
-    """`fault` strikes the coordinator's first call of this kind; `seen` are all kinds that it made."""
+    """`fault` strikes the first call of this kind; `seen` are all kinds that the coordinator made, or its servers."""
 
     kind: Kind | None = None
     fault: Fault | None = None
+    by_servers: bool = False
     stage: str = "start"
     struck: int = 0
     seen: set[Kind] = field(factory=set)
 
     def __call__(self, call: Call) -> Fault | None:
-        if call.source != "coordinator":
+        if (call.source != "coordinator") is not self.by_servers:
             return None
-        kind = self.stage, call.server, call.path.rpartition("/")[2]
+        kind = self.stage, call.source, call.server, call.path.rpartition("/")[2]
         self.seen.add(kind)
         if kind != self.kind or self.struck:
             return None
@@ -94,10 +96,16 @@ async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
     """The life that goes on from there: a rollout of its own, a checkpoint, all rollouts end, a checkpoint."""
     job.network.faults = struck
     checkpoints: list[Published | Aborted] = []
+    lost: dict[str, str] = {}
     async with job.coordinator() as coordinator, trio.open_nursery() as nursery:
         recovered = await coordinator.recover()
+        batch = recovered.runnable(dispatches(job, "late"))
+
+        async def run_batch() -> None:
+            lost.update((await coordinator.run_batch(batch)).lost)
+
         struck.stage = "run"
-        nursery.start_soon(coordinator.run_batch, recovered.runnable(dispatches(job, "late")))
+        nursery.start_soon(run_batch)
         await allowed(job, middle=3, long=3)
         struck.stage = "checkpoint"
         checkpoints.append(await coordinator.checkpoint())
@@ -112,6 +120,7 @@ async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
             checkpoints=tuple(map(told, checkpoints)),
             published={str(each): contents(job.store().read(each)) for each in job.store().published()},
             accepted=trainer.accepted,
+            lost=lost,
             deliveries=sorted(trainer.deliveries),
             generated=sorted(job.turnstile.seen),
             phases={name: server.participant.phase.value for name, server in servers.items()},
@@ -157,6 +166,9 @@ def seen_with(struck: Struck) -> Outcome:
     return found[0]
 
 
+FAULTS = ("request lost", "reply lost", "made twice")
+
+
 def test_the_undisturbed_life_makes_every_call_there_is() -> None:
     """Otherwise the test below would leave some of them out: each verb, to each server that it is meant for."""
     undisturbed = Struck()
@@ -166,19 +178,19 @@ def test_the_undisturbed_life_makes_every_call_there_is() -> None:
         "checkpoint": ("prepare", "commit", "renew", "resume", "retire", "forget"),
         "run": ("status",),
     }.items():
-        assert undisturbed.seen >= {(stage, name, verb) for name in NAMES for verb in verbs}
-    assert {(stage, verb) for stage, _, verb in undisturbed.seen} >= {
+        assert undisturbed.seen >= {(stage, "coordinator", name, verb) for name in NAMES for verb in verbs}
+    assert {(stage, verb) for stage, _, _, verb in undisturbed.seen} >= {
         ("run", "run"), ("checkpoint", "results"), ("checkpoint", "acknowledge"),
     }  # fmt: skip
     assert {name: body["reward"] for name, body in outcome.accepted.items()} == REWARDS
     assert outcome.phases == dict.fromkeys(NAMES, "idle")
-    assert outcome.retained == 0 and len(outcome.published) == 3
+    assert (outcome.retained, outcome.lost) == (0, {}) and len(outcome.published) == 3
 
 
 @pytest.mark.parametrize(
     "fault",
     [Fault(lose_request=True), Fault(lose_reply=True), Fault(repeat_s=0.3)],
-    ids=["request lost", "reply lost", "made twice"],
+    ids=FAULTS,
 )
 def test_s33_the_whole_outcome_is_the_same_whichever_call_is_struck(fault: Fault) -> None:
     """Each kind of call once: verdicts, checkpoints to their records, results, turns, servers as if nothing had been.
@@ -191,3 +203,35 @@ def test_s33_the_whole_outcome_is_the_same_whichever_call_is_struck(fault: Fault
         struck = Struck(kind, fault)
         assert seen_with(struck) == expected, kind
         assert struck.struck == 1, kind
+
+
+@pytest.mark.parametrize(
+    ("fault", "may_lose"),
+    [(Fault(lose_request=True), True), (Fault(lose_reply=True), True), (Fault(repeat_s=0.3), False)],
+    ids=FAULTS,
+)
+def test_a_call_between_servers_that_is_struck_makes_no_wrong_result(fault: Fault, may_lose: bool) -> None:
+    """A connection that breaks between two living servers may cost its rollout the result of this life, no other one.
+
+    Whoever has none is named with the reason, and starts over after the checkpoint; what comes is as it should be.
+    Covers: I65, I68, I97, S42.
+    """
+    undisturbed = Struck(by_servers=True)
+    expected = seen_with(undisturbed)
+    assert {kind[1:3] for kind in undisturbed.seen} == {
+        ("env", "tools"), ("env", "simple_agent"), ("simple_agent", "policy_model"), ("simple_agent", "tools"),
+    }  # fmt: skip
+    lost = set()
+    for kind in sorted(undisturbed.seen):
+        struck = Struck(kind, fault, by_servers=True)
+        outcome = seen_with(struck)
+        assert struck.struck == 1 and len(outcome.lost) <= 1, kind
+        assert all("participant_lost" in why for why in outcome.lost.values()), kind
+        assert outcome.accepted == {name: body for name, body in expected.accepted.items() if name not in outcome.lost}
+        assert (outcome.recovered, outcome.phases) == (expected.recovered, expected.phases), kind
+        assert outcome.published.keys() == expected.published.keys(), kind
+        newest = outcome.published[max(outcome.published)]
+        for name in outcome.lost:
+            assert any(f"'rollout_id': '{name}'" in row and "'disposition': 'fresh'" in row for row in newest), kind
+        lost |= set(outcome.lost)
+    assert bool(lost) is may_lose
