@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import Final
 
-from attrs import field, frozen
+from attrs import frozen
 
 
 class Kind(StrEnum):
@@ -30,7 +30,7 @@ class SpanName:
 
     name: str
     says: str
-    attributes: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    attributes: tuple[str, ...] = ()
     kind: Kind = Kind.INTERNAL
     alone: bool = True
     encloses: bool = True
@@ -46,7 +46,7 @@ class Metric:
     name: str
     unit: str
     says: str
-    attributes: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    attributes: tuple[str, ...] = ()
     counter: bool = False
     bounds: tuple[float, ...] = ()
 
@@ -73,7 +73,7 @@ CANCELLED: Final = "cancelled"
 """The `error.type` of what nobody waited for any more."""
 
 ATTRIBUTES: Final = {
-    ERROR: "why it failed: the code of a refusal or of a lost call, the type of an exception, `cancelled`, or `aborted`",
+    ERROR: "why it failed: a code, the type of an exception, `cancelled`, `aborted`, or `given_up`",
     CHECKPOINT_ID: "the checkpoint, or the restore, that a call is of",
     EPOCH: "the life of the deployment",
     SERVER: "the server: at a coordinator the launcher's name for it, at a server its own",

@@ -94,7 +94,7 @@ class Recovering:
         *,
         restored: bool,
     ) -> None:
-        """Its servers are open. `turns` are those that the checkpoint holds of each rollout, as RestorePlan has them."""
+        """Its servers are open. `turns` are those that the checkpoint holds of each rollout."""
         self.outcome = "restored" if restored else "fresh"
         self.span.set(EPOCH, epoch)
         if checkpoint_id is not None:

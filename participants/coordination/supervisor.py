@@ -243,6 +243,7 @@ class Supervisor:
 
     async def _give_up(self, effect: dp.GiveUp) -> list[object]:
         tries = self._machine.data.failed
+        self._recovering.span.fail("given_up", effect.reason)
         self.life.serving.end()
         self.life.stop(
             self.life.why_stopped
