@@ -122,11 +122,18 @@ class OpenTelemetry:
             self._guard(begun.end)
 
     def _above(self, carrier: Mapping[str, str] | None) -> Context:
-        """What the new span is below: what is current in this process, else what the request says."""
+        """What the new span is below: what is current in this process, or what a request says.
+
+        An instrumented framework has made a span of the same request, which is of its trace; a span of another trace
+        was current where the server was started, and has nothing to do with the request.
+        """
         here = contexts.get_current()
-        if carrier is None or trace.get_current_span(here).get_span_context().is_valid:
+        if carrier is None:
             return here
-        return propagate.extract(carrier, here)
+        told = propagate.extract(carrier, here)
+        sent = trace.get_current_span(told).get_span_context()
+        current = trace.get_current_span(here).get_span_context()
+        return here if current.trace_id == sent.trace_id else told
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
         self._guard(propagate.inject, headers)

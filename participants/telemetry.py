@@ -41,8 +41,8 @@ class Telemetry(Protocol):
     ) -> AbstractContextManager[Span]:
         """A span lasts as long as the block; one that is left by an exception has failed.
 
-        `carrier` are the headers of a request: the span of its sender is above this one, unless something in this
-        process is already.
+        `carrier` are the headers of a request: the span of its sender is above this one, unless something of the same
+        trace is already current here.
         """
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
