@@ -92,9 +92,8 @@ ATTRIBUTES: Final = {
 
 # --- spans
 
-ANY_FAILURE: Final = (ERROR,)
 PHASES: Final = {
-    name: SpanName(name=f"statecore.checkpoint.{name}", says=says, attributes=(*ANY_FAILURE, CHECKPOINT_ID))
+    name: SpanName(name=f"statecore.checkpoint.{name}", says=says, attributes=(ERROR, CHECKPOINT_ID))
     for name, says in {
         "freeze": "no rollout is dispatched any more",
         "prepare": "every server is closed and quiet",
@@ -110,7 +109,7 @@ PHASES: Final = {
     }.items()
 }
 RECOVERY_STEPS: Final = {
-    name: SpanName(name=f"statecore.recovery.{name}", says=says, attributes=ANY_FAILURE)
+    name: SpanName(name=f"statecore.recovery.{name}", says=says, attributes=(ERROR,))
     for name, says in {
         "stop": "the servers that are left are stopped, after a death",
         "claim": "an epoch is claimed; at a start the base is chosen as well",
@@ -121,11 +120,12 @@ RECOVERY_STEPS: Final = {
         "deliver": "results that the trainer's state lacks are handed over again",
     }.items()
 }
+NAMES_NO_CHECKPOINT: Final = frozenset({"status", "capabilities", "results", "acknowledge"})
 CALLS: Final = {
     verb: SpanName(
         name=f"statecore.control.{verb}",
         says=says,
-        attributes=(*ANY_FAILURE, VERB, SERVER, CHECKPOINT_ID, TRIES),
+        attributes=(ERROR, VERB, SERVER, TRIES, *(() if verb in NAMES_NO_CHECKPOINT else (CHECKPOINT_ID,))),
         kind=Kind.CLIENT,
         alone=verb not in ("status", "capabilities", "results"),
     )
@@ -147,7 +147,7 @@ SERVED: Final = {
     verb: SpanName(
         name=call.name,
         says=call.says,
-        attributes=(*ANY_FAILURE, VERB, SERVER, CHECKPOINT_ID, STATUS),
+        attributes=(*(name for name in call.attributes if name != TRIES), STATUS),
         kind=Kind.SERVER,
         alone=call.alone,
     )

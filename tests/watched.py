@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricsData
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricsData, NumberDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,7 +20,7 @@ Key = tuple[tuple[str, Any], ...]
 
 @define(eq=False)
 class Watched:
-    """`telemetry` is the seam; spans in the order in which they ended, numbers as they stand. `extra` gets spans too."""
+    """`telemetry` is the seam; spans stand in the order of their ends, numbers as they are. `extra` gets spans too."""
 
     extra: SpanProcessor | None = None
     tracers: TracerProvider = field(init=False)
@@ -84,13 +84,15 @@ class Watched:
         data = self._reader.get_metrics_data()
         if not isinstance(data, MetricsData):
             return []
-        found = []
+        found: list[tuple[str, Key, Any]] = []
         for metric in data.resource_metrics[0].scope_metrics[0].metrics:
             for point in metric.data.data_points:
                 names = point.attributes or {}
                 key = tuple(sorted((name if full else name.rpartition(".")[2], each) for name, each in names.items()))
-                value = (point.count, point.sum) if isinstance(point, HistogramDataPoint) else point.value
-                found.append((metric.name, key, value))
+                if isinstance(point, HistogramDataPoint):
+                    found.append((metric.name, key, (point.count, point.sum)))
+                elif isinstance(point, NumberDataPoint):
+                    found.append((metric.name, key, point.value))
         return found
 
 
@@ -101,9 +103,9 @@ def said(span: ReadableSpan) -> Mapping[str, Any]:
 
 def id_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 def trace_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.trace_id
+    return int(span.context.trace_id)

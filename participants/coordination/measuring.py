@@ -54,8 +54,9 @@ async def measured(life: Life, work: Callable[[], Awaitable[Published | Aborted]
         except Overtaken:
             ended = "overtaken"
             raise
-        except trio.Cancelled:
-            ended = CANCELLED
+        except BaseException as error:
+            if not isinstance(error, Exception):  # cancelled, maybe several tasks of it at once
+                ended = CANCELLED
             raise
         finally:
             span.set(OUTCOME, ended)
