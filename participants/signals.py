@@ -305,7 +305,7 @@ PART_BYTES: Final = Metric(
 REFUSALS: Final = Metric(
     name="statecore.refusals",
     unit="{refusal}",
-    says="requests that a server refused, of control and of data alike, by code; not what a `/run` of its own ends with",
+    says="requests that a server refused, of control and of data alike; not what a `/run` of its own ends with",
     attributes=(ERROR, SERVER),
     counter=True,
 )

@@ -28,6 +28,7 @@ from tests.coordinator_world import a_world, dispatches, is_call, running
 from tests.served_kinds import Fleet
 from tests.served_kinds import run as run_fleet
 from tests.small_job import counter_resources
+from tests.threaded_job import ThreadedJob
 from tests.watched import Watched, id_of, said, trace_of
 from tests.whole_job import NAMES, WholeJob, run, settle
 
@@ -164,6 +165,27 @@ async def test_a_trainers_own_span_is_above_the_checkpoint(autojump_clock: MockC
             await trio.sleep(1.5)
             with tracer.start_as_current_span("step"):
                 assert (await job.checkpoint(20)).published
+    spans = {each.name: each for each in watched.spans}
+    assert spans["upload"].parent is not None and spans["step"].context is not None
+    assert spans["upload"].parent.span_id == id_of(spans["statecore.checkpoint.save"])
+    assert spans["statecore.checkpoint"].parent == spans["step"].context
+
+
+def test_a_trainer_in_plain_threads_is_above_and_below_as_well() -> None:
+    """The span that is current where `checkpoint` is called is above it, and hooks are below their phase."""
+    watched, life = Watched(), ThreadedJob()
+    life.whole.telemetry = watched.telemetry
+    tracer = watched.tracers.get_tracer("trainer")
+
+    def uploads() -> None:
+        with tracer.start_as_current_span("upload"):
+            pass
+
+    life.trainer.during["save"] = uploads
+    with life.coordinator() as job:
+        job.recover()
+        with tracer.start_as_current_span("step"):
+            assert job.checkpoint(60.0).published
     spans = {each.name: each for each in watched.spans}
     assert spans["upload"].parent is not None and spans["step"].context is not None
     assert spans["upload"].parent.span_id == id_of(spans["statecore.checkpoint.save"])

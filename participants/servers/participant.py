@@ -311,16 +311,19 @@ class Participant:
         self.seams.telemetry.record(PART_RECORDS, len(part.records), {STEP: "read", SERVER: self.name})
         with self._watched(INSTALL) as span:
             span.set(RECORDS, len(part.records))
-            self.part.check_fresh(len(part.records))
-            staged = self.part.stage(part.typed, scope)
-            if self.seams.clock.time() >= call.deadline_ts:
-                raise Refused(
-                    "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
-                )
-            # refused first, if it broke meanwhile (I52)
-            PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))
-            keys = self.part.install(staged, scope)
+            keys = self._put_in(call, part, scope)
         return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
+
+    def _put_in(self, call: Restore, part: RecordsPart, scope: frozenset[EpisodeId]) -> Sequence[str]:
+        """Everything of the part is in place under N+1, or nothing is; the capture keys of N+1."""
+        self.part.check_fresh(len(part.records))
+        staged = self.part.stage(part.typed, scope)
+        if self.seams.clock.time() >= call.deadline_ts:
+            raise Refused(
+                "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
+            )
+        PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
+        return self.part.install(staged, scope)
 
     def _read_files(self, directory: Path, scope: frozenset[EpisodeId]) -> RecordsPart:
         return read_part(self.seams.disk, directory, kind=self.part.kind, instance=self.name, scope=scope)
