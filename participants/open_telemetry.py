@@ -63,7 +63,7 @@ class _Recording:
         self._guard(self._span.set_status, Status(StatusCode.ERROR, detail))
 
 
-def _histogram(meter: Meter, what: Metric) -> Histogram:
+def histogram(meter: Meter, what: Metric) -> Histogram:
     """An API that something else has brought may be older than the extra's, and take no advice on buckets."""
     advice = {"explicit_bucket_boundaries_advisory": what.bounds} if what.bounds else {}
     known = signature(meter.create_histogram).parameters
@@ -89,7 +89,7 @@ class OpenTelemetry:
         self._counters = {
             each.name: meter.create_counter(each.name, each.unit, each.says) for each in METRICS if each.counter
         }
-        self._histograms = {each.name: _histogram(meter, each) for each in METRICS if not each.counter}
+        self._histograms = {each.name: histogram(meter, each) for each in METRICS if not each.counter}
 
     @contextmanager
     def span(

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import trio
 from opentelemetry.context import Context
@@ -18,16 +21,21 @@ from trio.testing import MockClock
 
 import participants
 from participants import signals
-from participants.coordination.coordinator import Aborted, Overtaken, Published
+from participants.coordination.coordinator import Aborted, Overtaken, Published, RestartFailed
+from participants.coordination.recovery import CheckpointRejected
 from participants.identity import EPOCH_HEADER
-from participants.open_telemetry import OpenTelemetry
+from participants.open_telemetry import OpenTelemetry, histogram
 from participants.serving.testing import Fault
 from participants.settings import Seams
 from participants.telemetry import NoTelemetry, installed_telemetry
+from statecore.seams import SystemClock
+from tests.both_loops import on_both_loops
 from tests.coordinator_world import a_world, dispatches, is_call, running
 from tests.served_kinds import Fleet
 from tests.served_kinds import run as run_fleet
-from tests.small_job import counter_resources
+from tests.small_fleet import Deployments
+from tests.small_job import TOKEN, counter_resources, settings
+from tests.test_policy_responses import Served
 from tests.threaded_job import ThreadedJob
 from tests.watched import Watched, id_of, said, trace_of
 from tests.whole_job import NAMES, WholeJob, run, settle
@@ -190,6 +198,30 @@ def test_a_trainer_in_plain_threads_is_above_and_below_as_well() -> None:
     assert spans["upload"].parent is not None and spans["step"].context is not None
     assert spans["upload"].parent.span_id == id_of(spans["statecore.checkpoint.save"])
     assert spans["statecore.checkpoint"].parent == spans["step"].context
+
+
+@on_both_loops
+async def test_a_server_goes_on_with_a_trace_on_either_loop(tmp_path: Path) -> None:
+    """By the header alone, into its own task group and into the thread that writes on a real disk."""
+    watched, headers = Watched(), {"authorization": f"Bearer {TOKEN}"}
+    app = counter_resources(settings(root=tmp_path), Seams(telemetry=watched.telemetry))
+    with watched.tracers.get_tracer("test").start_as_current_span("coordinator") as span:
+        watched.telemetry.inject(headers)
+    directory, until = str(tmp_path / "c1"), SystemClock().time() + 600
+    served = Served(app)
+    async with anyio.create_task_group() as group, served.client as client:
+        group.start_soon(served.lifespan)
+        await served.started.wait()
+        for verb, more in {"prepare": {}, "commit": {"checkpoint_dir": directory, "episode_ids": []}}.items():
+            body = {"checkpoint_id": "c1", "deadline_ts": until, **more}
+            reply = await client.post(f"/ng-control/v1/checkpoint/{verb}", json=body, headers=headers)
+            assert reply.status_code == 200, reply.text
+        served.shutdown.set()
+    spans = {short(each): each for each in watched.spans}
+    assert {trace_of(each) for each in spans.values()} == {span.get_span_context().trace_id}
+    above = ["coordinator", "control.commit", "participant.write", "participant.export"]
+    for name, below in pairwise(above):
+        assert spans[below].parent is not None and spans[below].parent.span_id == id_of(spans[name])
 
 
 @pytest.mark.trio
@@ -415,6 +447,67 @@ async def test_an_aborted_checkpoint_says_for_whom(autojump_clock: MockClock) ->
 
 
 @pytest.mark.trio
+async def test_runs_that_retire_stragglers_are_below_one_checkpoint(autojump_clock: MockClock) -> None:
+    """One call is one span, whatever the number of runs; phases and calls say of which run they are."""
+    watched = Watched()
+    async with a_world(telemetry=watched.telemetry) as world:
+        new = [*dispatches({"slow": 1}, turn_s=90.0), *dispatches({"p1": 40})]
+        async with running(world.coordinator(world.trainer()), new) as (job, _):
+            await trio.sleep(1)
+            outcome = await job.checkpoint(20, stragglers="retire")
+    assert outcome.published and set(outcome.retired) == {"slow"}
+    root = watched.one("checkpoint")
+    assert said(root)["statecore.outcome"] == "published"
+    prepares = [each for each in watched.below(root) if short(each) == "checkpoint.prepare"]
+    ids = [str(said(each)["statecore.checkpoint.id"]) for each in prepares]
+    assert len(ids) == 2 and ids[1] == outcome.checkpoint_id == said(root)["statecore.checkpoint.id"]
+    assert [said(each)["error.type"] for each in prepares if "error.type" in said(each)] == ["StageFailed"]
+    retired = [each for each in watched.below(root) if short(each) == "control.retire"]
+    assert {said(each)["statecore.checkpoint.id"] for each in retired} >= {ids[0]}
+    assert watched.numbers("checkpoint.duration")[numbered(outcome="published")][0] == 1
+
+
+@pytest.mark.trio
+async def test_a_recovery_that_is_refused_has_failed(autojump_clock: MockClock) -> None:
+    """Its span says why, and it is counted as what it is."""
+    watched = Watched()
+    async with a_world(telemetry=watched.telemetry) as world:
+        trainer = world.trainer()
+        trainer.loaded = ["p1"]
+        async with world.coordinator(trainer) as job:
+            with pytest.raises(CheckpointRejected):
+                await job.recover()
+    assert said(watched.one("recovery"))["error.type"] == "CheckpointRejected"
+    assert said(watched.one("recovery.plan"))["error.type"] == "CheckpointRejected"
+    assert watched.numbers("recovery.duration")[numbered(cause="start", outcome="failed")][0] == 1
+
+
+@pytest.mark.trio
+async def test_servers_that_cannot_be_brought_back_are_a_failed_recovery(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The life is over, and its last recovery says so."""
+    watched = Watched()
+    async with a_world(telemetry=watched.telemetry) as world, world.coordinator(world.trainer()) as job:
+        await job.recover()
+        watched.forget()
+
+        async def never(_deployments: Deployments, epoch: int) -> Any:
+            raise OSError("no machine is left")
+
+        assert world.deployments.launcher is not None
+        world.deployments.launcher.kill("tools")
+        monkeypatch.setattr(Deployments, "start", never)
+        await trio.sleep(60)
+        with pytest.raises(RestartFailed):
+            await job.checkpoint(5)
+    recovery = watched.one("recovery")
+    assert said(recovery)["error.type"] == "given_up" and said(recovery)["statecore.outcome"] == "failed"
+    assert "no machine is left" in str(recovery.status.description)
+    assert len(watched.named("recovery.launch")) == 3
+
+
+@pytest.mark.trio
 async def test_a_checkpoint_that_nobody_waits_for_was_cancelled(autojump_clock: MockClock) -> None:
     """It has no error of its own, and neither have the calls that were under way."""
     watched = Watched()
@@ -568,6 +661,19 @@ def test_the_seam_without_anybody_does_nothing() -> None:
 
 
 # --- nobody who watches does harm
+
+
+class OlderMeter:
+    """As of an API before buckets could be advised."""
+
+    def create_histogram(self, name: str, unit: str = "", description: str = "") -> list[str]:
+        return [name, unit, description]
+
+
+def test_an_older_api_gets_no_advice_on_buckets() -> None:
+    """Something else may have brought it; `Seams()` must not fail for it."""
+    made: Any = histogram(OlderMeter(), signals.HOLD_SECONDS)  # type: ignore[arg-type]
+    assert made == [signals.HOLD_SECONDS.name, "s", signals.HOLD_SECONDS.says]
 
 
 class Raises(SpanProcessor):
