@@ -221,7 +221,8 @@ async def test_a_server_goes_on_with_a_trace_on_either_loop(tmp_path: Path) -> N
     assert {trace_of(each) for each in spans.values()} == {span.get_span_context().trace_id}
     above = ["coordinator", "control.commit", "participant.write", "participant.export"]
     for name, below in pairwise(above):
-        assert spans[below].parent is not None and spans[below].parent.span_id == id_of(spans[name])
+        parent = spans[below].parent
+        assert parent is not None and parent.span_id == id_of(spans[name])
 
 
 @pytest.mark.trio
