@@ -73,6 +73,12 @@ def refusal(refused: Refused) -> Answer:
     )
 
 
+def code_of(answer: Answer) -> str:
+    """The code of an answer that is none, `http_<status>` where it has none."""
+    error = answer.body.get("error") if isinstance(answer.body, dict) else None
+    return str(error["code"]) if error else f"http_{answer.status}"
+
+
 def refuse_request(code: str, detail: str) -> Refused:
     """A refusal that no table made: of the request itself (identity, size, token)."""
     return Refused(code, "request", "request", (), detail)
@@ -114,7 +120,8 @@ def headers_of(scope: Scope) -> dict[str, str]:
 class Incoming:
     """A data request, read: `path` without its prefix, `body` whole.
 
-    `incarnation` is the serving process, named in every reply.
+    `incarnation` is the serving process, named in every reply; `on_refused` is told the code of a refusal that the
+    application ends with.
     """
 
     method: str
@@ -125,6 +132,7 @@ class Incoming:
     scope: Scope
     receive: Receive
     incarnation: str | None = None
+    on_refused: Callable[[str], None] = lambda code: None
     _value: Any = None
     _parsed: bool = False
 
@@ -231,6 +239,7 @@ async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:
             for message in held:
                 await send(message)
             raise
+        request.on_refused(refused.code)
         answer = refusal(refused)
         if request.incarnation is not None:
             answer = answer.with_header(INCARNATION_HEADER, request.incarnation)
