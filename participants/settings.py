@@ -18,6 +18,8 @@ from statecore.errors import WireError
 from statecore.seams import Clock, Disk, Entropy, SystemClock, SystemDisk, SystemEntropy
 from statecore.wire import parse
 
+from .telemetry import Telemetry, installed_telemetry
+
 TOKEN_VARIABLE: Final = "NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"
 PREFIX: Final = "STATECORE_"
 
@@ -28,11 +30,12 @@ class SettingsError(StatecoreError):
 
 @frozen
 class Seams:
-    """What a server reaches the world through; tests hand in their own."""
+    """What a server or a coordinator reaches the world through; tests hand in their own."""
 
     clock: Clock = field(factory=SystemClock)
     disk: Disk = field(factory=SystemDisk)
     entropy: Entropy = field(factory=SystemEntropy)
+    telemetry: Telemetry = field(factory=installed_telemetry)
 
 
 @frozen(kw_only=True)

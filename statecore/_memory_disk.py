@@ -145,9 +145,9 @@ class MemoryDisk:
         self.log.append((operation, name))
 
     def listdir(self, path: PathLike) -> list[str]:
-        name = self._dir(_name(path))
-        entries = (PurePosixPath(entry) for entry in (*self._files, *self._dirs))
-        return sorted(entry.name for entry in entries if str(entry.parent) == name and str(entry) != name)
+        prefix = self._dir(_name(path)).rstrip("/") + "/"
+        below = (each[len(prefix) :] for each in (*self._files, *self._dirs) if each.startswith(prefix))
+        return sorted(each for each in below if each and "/" not in each)
 
     def kind(self, path: PathLike) -> Kind | None:
         name = _name(path)
@@ -172,7 +172,7 @@ class MemoryDisk:
         return name
 
     def _parent(self, name: str) -> None:
-        self._dir(str(PurePosixPath(name).parent))
+        self._dir(posixpath.dirname(name))
 
     def _fresh(self, path: PathLike) -> str:
         name = _name(path)

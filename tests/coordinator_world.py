@@ -19,6 +19,7 @@ from participants.net.client import Retries
 from participants.records.records import Disposition
 from participants.serving.testing import Call, InMemoryNetwork
 from participants.settings import Seams
+from participants.telemetry import Telemetry, installed_telemetry
 from statecore.journal import Journal
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 from tests.small_fleet import TOKEN, Deployments, FakeServer, Reply
@@ -106,14 +107,16 @@ class World:
 
 
 @asynccontextmanager
-async def a_world(*, disk: MemoryDisk | None = None, **deployments: Any) -> AsyncIterator[World]:
+async def a_world(
+    *, disk: MemoryDisk | None = None, telemetry: Telemetry | None = None, **deployments: Any
+) -> AsyncIterator[World]:
     disk, clock = disk or MemoryDisk(), LoopClock(WALL)
     async with InMemoryNetwork() as network, trio.open_nursery() as nursery:
         journal = Journal(None, clock)
         yield World(
             network,
             Deployments(network, clock, disk, nursery, **deployments),
-            Seams(clock, disk, SeededEntropy(7)),
+            Seams(clock, disk, SeededEntropy(7), telemetry or installed_telemetry()),
             disk,
             journal,
         )

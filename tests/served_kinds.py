@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import trio
 import trio.testing
+from attrs import evolve
 
 from participants.net.http import ASGIApp
 from participants.serving.testing import InMemoryNetwork
+from participants.telemetry import installed_telemetry
 from statecore.seams import LoopClock, MemoryDisk
 from tests.small_job import ROOT, TOKEN, WALL, counter_resources, counting_agent, counting_environment, seams, settings
 
@@ -20,9 +22,10 @@ AUTH = {"authorization": f"Bearer {TOKEN}"}
 
 
 class Fleet:
-    """An in-memory network with one disk; `post` and `control` speak to its servers."""
+    """An in-memory network with one disk; `post` and `control` speak to its servers, which `telemetry` watches."""
 
     def __init__(self, network: InMemoryNetwork) -> None:
+        self.telemetry = installed_telemetry()
         self.network = network
         self.disk = MemoryDisk()
         self.disk.mkdir(ROOT)
@@ -34,7 +37,7 @@ class Fleet:
         return settings(servers={name: self.network.url(name) for name in servers}, **changes)
 
     def seams(self, name: str) -> Any:
-        return seams(self.disk, f"{name}-{self.life}")
+        return evolve(seams(self.disk, f"{name}-{self.life}"), telemetry=self.telemetry)
 
     def now(self) -> float:
         """The wall time that all servers see."""

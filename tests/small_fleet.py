@@ -101,6 +101,11 @@ class FakeServer:
     def open(self) -> bool:
         return self.phase == "idle" and not self.born
 
+    @property
+    def manifest_extra(self) -> Reply:
+        """What its manifests hold beyond their own fields."""
+        return {"incarnation": self.incarnation, "epoch": self.fleet.epoch}
+
     def stamped(self, reply: Reply) -> Reply:
         clock = self.fleet.clock
         stamp: Reply = {"server_ts": clock.time() + self.fleet.skew_s}
@@ -237,7 +242,7 @@ class FakeServer:
             instance=self.name,
             checkpoint_id=body["checkpoint_id"],
             records=[self.record(each) for each in exported],
-            extra={"incarnation": self.incarnation, "epoch": self.fleet.epoch},
+            extra=self.manifest_extra,
             entropy=self.fleet.entropy,
         )
         self.phase = "committed"

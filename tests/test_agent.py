@@ -445,7 +445,7 @@ def test_a_session_that_answered_is_restored_with_its_answer() -> None:
     run(test)
 
 
-def test_a_commit_names_the_episodes_that_the_agent_drives_itself() -> None:
+def test_s08_a_commit_names_the_episodes_that_the_agent_drives_itself() -> None:
     """A session that an environment opened is not among them, one of `/run` is, and owns its record. Covers: S8."""
 
     async def test(fleet: Fleet) -> None:

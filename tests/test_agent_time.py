@@ -41,7 +41,7 @@ async def test_time_spent_parked_is_not_the_episode_s(autojump_clock: trio.testi
 
 
 @pytest.mark.trio
-async def test_a_loop_that_was_replaced_writes_no_boundary() -> None:
+async def test_s17_a_loop_that_was_replaced_writes_no_boundary() -> None:
     """Its successor's boundary stays the last one. Covers: I9, S17."""
     agent = Agent("agent", settings(), seams=seams(MemoryDisk(), "agent"))
     live, older = begun(agent)

@@ -73,7 +73,7 @@ def test_a_repeated_operation_gets_its_recorded_reply() -> None:
     run(test)
 
 
-def test_a_call_that_is_sent_again_while_it_runs_is_applied_once() -> None:
+def test_s38_a_call_that_is_sent_again_while_it_runs_is_applied_once() -> None:
     """A slow tool that was taken for dead: the second sending waits for the first and gets its reply. Covers: S38."""
 
     async def test(fleet: Fleet) -> None:
@@ -104,7 +104,7 @@ def test_a_call_that_is_sent_again_while_it_runs_is_applied_once() -> None:
     run(test)
 
 
-def test_a_request_that_failed_before_its_session_existed_blocks_no_prepare() -> None:
+def test_s22_a_request_that_failed_before_its_session_existed_blocks_no_prepare() -> None:
     """What was refused or broke while it was seeding is counted out: prepare is ready at once. Covers: S22."""
 
     async def test(fleet: Fleet) -> None:

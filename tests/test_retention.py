@@ -84,7 +84,7 @@ def test_a_number_that_leaves_nothing_to_fall_back_to_is_refused(keep: Any) -> N
         CoordinatorSettings(keep_checkpoints=keep)
 
 
-def test_an_overtaken_coordinator_deletes_nothing() -> None:
+def test_s67_an_overtaken_coordinator_deletes_nothing() -> None:
     """S67: it has read the claims before the later one was made; that one may start from any of them. Covers: I98"""
     disk = MemoryDisk()
     store, newest = two_lives(disk)

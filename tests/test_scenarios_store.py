@@ -1,22 +1,34 @@
-"""S41: what is taken for a checkpoint. First the fault, then its absence."""
+"""S41, S44, S57, S62, S67: what is taken for a checkpoint, and for how long. First the fault, then its absence."""
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import pytest
+import trio
+from attrs import frozen
+
+from participants.coordination.restoring import claim_and_choose
+from participants.files import chain
 from participants.files.checkpoint import Checkpoint
 from participants.files.draft import REGISTRY, Draft
-from participants.files.snapshots import split_lines
+from participants.files.retention import sweep
+from participants.files.snapshots import InvalidCheckpointState, split_lines, write_part
 from participants.files.store import Publication, Store
 from participants.records.manifests import CheckpointId
 from participants.records.records import RegistryRow
-from statecore.seams import FixedClock
+from participants.settings import Seams
+from statecore.seams import Disk, FixedClock, MemoryDisk
 from statecore.wire import parse, structure
-from tests.checkpoints import ENTROPY, ROOT, finished
+from tests.checkpoints import ENTROPY, ROOT, finished, publish, store_on
 from tests.crash_disk import Crash, CrashDisk, Survives
+
+# --- S41
 
 
 class ByExistence(Store):
@@ -39,7 +51,7 @@ class ByExistence(Store):
         return Checkpoint(directory, None, (), tuple(rows), ())  # type: ignore[arg-type]
 
 
-def store(kind: type[Store], disk: CrashDisk) -> Store:
+def store(kind: type[Store], disk: Disk) -> Store:
     return kind(Path(ROOT), disk, ENTROPY, FixedClock(1_790_000_000.0))
 
 
@@ -85,3 +97,193 @@ def test_s41_the_half_written_directory_that_looked_complete() -> None:
     for counted in taken(Store).values():
         assert counted[first] > 10
         assert set(counted) <= {first, second}
+
+
+# --- S44
+
+
+class NewestOfAll(Store):
+    """The fault: the newest directory is the newest checkpoint, whoever published it."""
+
+    def choose(self, epoch: int, damaged: Collection[CheckpointId] = ()) -> chain.Choice:
+        return chain.Choice(max(self.published()))
+
+
+def after_the_zombie(kind: type[Store]) -> list[str]:
+    """A first life stops right before its second rename, a second one takes over, the first wakes: two later bases."""
+    disk = MemoryDisk()
+    zombie = store(kind, disk)
+    epoch = zombie.claim()
+    zombie.record_base(epoch, None)
+    publish(disk, zombie, epoch, 1)
+    stopped = finished(disk, zombie, epoch, 9)
+    bases = []
+    for life in (2, 3):
+        successor = store(kind, disk)
+        claimed = successor.claim()
+        bases.append(str(successor.choose(claimed).start))
+        if life == 2:
+            successor.record_base(claimed, successor.choose(claimed).start)
+            zombie.publish(stopped)
+    return bases
+
+
+def test_s44_a_zombie_publishes() -> None:
+    """S44: what an overtaken life publishes is in nobody's chain, and nobody starts from it.
+
+    By the newest directory the third life goes back to a future that the second one never had. Covers: I91.
+    """
+    assert after_the_zombie(NewestOfAll) == ["ck-000001-000001", "ck-000001-000009"]
+    assert after_the_zombie(Store) == ["ck-000001-000001", "ck-000001-000001"]
+
+
+# --- S57
+
+
+class FailsOnce(MemoryDisk):
+    """A disk on which one sync of a directory fails; the system would answer the next one, and write nothing."""
+
+    failing = ""
+
+    def sync(self, operation: str, name: str) -> None:
+        if self.failing and name.endswith(self.failing):
+            self.failing = ""
+            raise OSError(errno.EIO, "lost", name)
+        super().sync(operation, name)
+
+
+class Forgiving(FailsOnce):
+    """The fault: a sync that failed is forgotten, and the next one decides."""
+
+    def synced(self, operation: str, name: str) -> None:
+        self.sync(operation, name)
+
+
+def committed_after_a_failed_sync(kind: type[FailsOnce]) -> list[str]:
+    """A part is committed three times; the directory's first sync fails: what each commit was answered."""
+    disk, answers = kind(), []
+    disk.mkdir(ROOT, parents=True)
+    disk.failing = "/gym/resources/tools"
+    for _ in range(3):
+        try:
+            write_part(
+                disk, ROOT, kind="resources", instance="tools", checkpoint_id="c1", records=(), entropy=ENTROPY
+            )  # fmt: skip
+            answers.append("durable")
+        except InvalidCheckpointState:
+            answers.append("refused")
+    return answers
+
+
+def test_s57_fsync_failed_once_and_the_next_one_succeeded() -> None:
+    """S57: what could not be synced once is never said to be durable.
+
+    Where the second sync decides, the commit is answered, and what the system dropped is lost. Covers: I44.
+    """
+    assert committed_after_a_failed_sync(Forgiving) == ["refused", "durable", "durable"]
+    assert committed_after_a_failed_sync(FailsOnce) == ["refused"] * 3
+
+
+# --- S62
+
+
+class Watched(Store):
+    """Something happens right after its claim."""
+
+    then: Callable[[], None]
+
+    def claim(self) -> int:
+        epoch = super().claim()
+        self.then()
+        return epoch
+
+
+def claims_first(disk: MemoryDisk, then: Callable[[], None]) -> str:
+    """As a coordinator starts."""
+    successor = Watched(Path(ROOT), disk, ENTROPY, FixedClock(1_790_000_000.0))
+    successor.then = then
+    begun = trio.run(claim_and_choose, successor, Seams(FixedClock(1_790_000_000.0), disk, ENTROPY))
+    assert begun.checkpoint is not None
+    return begun.checkpoint.manifest.checkpoint_id
+
+
+def chooses_first(disk: MemoryDisk, then: Callable[[], None]) -> str:
+    """The fault: the base is chosen by what is there, and then claimed."""
+    successor = store_on(disk)
+    start = max(successor.published())
+    then()
+    successor.claim()
+    return str(start)
+
+
+@frozen
+class Overlap:
+    """Whether a life that published beside its successor's start goes on to acknowledge, and that one's base."""
+
+    acknowledges: bool
+    base: str
+
+
+def beside_a_start(start: Callable[[MemoryDisk, Callable[[], None]], str]) -> Overlap:
+    """A life publishes, and reads the claims, between the two steps of its successor's start."""
+    disk = MemoryDisk()
+    older = store_on(disk)
+    epoch = older.claim()
+    older.record_base(epoch, None)
+    publish(disk, older, epoch, 1)
+    goes_on = []
+
+    def publish_and_read() -> None:
+        publish(disk, older, epoch, 2)
+        goes_on.append(not older.overtaken_by(epoch))
+
+    base = start(disk, publish_and_read)
+    return Overlap(goes_on[0], base)
+
+
+def test_s62_the_overtaken_coordinator_acknowledges() -> None:
+    """S62: claimed first and chosen then, one of the two sees the other: the older life acknowledges nothing.
+
+    Chosen first, neither does: it acknowledges what its successor's base does not hold. Covers: I98.
+    """
+    assert beside_a_start(chooses_first) == Overlap(acknowledges=True, base="ck-000001-000001")
+    assert beside_a_start(claims_first) == Overlap(acknowledges=False, base="ck-000001-000002")
+
+
+# --- S67
+
+
+class NeverOvertaken:
+    """The fault: a life that once held the root deletes as if it still did."""
+
+    @staticmethod
+    def overtaken_by(_epoch: int, _epochs: object, _own: object = ()) -> tuple[int, ...]:
+        return ()
+
+
+def left_by_the_zombie(overtaken_by: Callable[..., tuple[int, ...]]) -> bool:
+    """A second life has fallen back to the first one's oldest checkpoint; the first wakes and sweeps: is that there?"""
+    disk = MemoryDisk()
+    zombie = store_on(disk)
+    epoch = zombie.claim()
+    zombie.record_base(epoch, None)
+    base, damaged = publish(disk, zombie, epoch, 1), publish(disk, zombie, epoch, 2)
+    successor = store_on(disk)
+    claimed = successor.claim()
+    assert successor.choose(claimed, damaged=(damaged,)).start == base
+    successor.record_base(claimed, base)
+    for sequence in (3, 4):
+        newest = publish(disk, zombie, epoch, sequence)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "overtaken_by", overtaken_by)
+        sweep(zombie, disk, newest, 2)
+    return base in successor.published()
+
+
+def test_s67_the_zombie_that_cleans_up() -> None:
+    """S67: who deletes has read the claims before, and a life that was overtaken deletes nothing.
+
+    One that does not look destroys what its successor stands on. Covers: I77, I98.
+    """
+    assert not left_by_the_zombie(NeverOvertaken.overtaken_by)
+    assert left_by_the_zombie(chain.overtaken_by)

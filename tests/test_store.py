@@ -689,7 +689,7 @@ OLD, NEW = CheckpointId(1, 1), CheckpointId(1, 2)
 
 
 @pytest.mark.parametrize("survives", Survives)
-def test_a_crash_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(survives: Survives) -> None:
+def test_s34_a_crash_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(survives: Survives) -> None:
     """Every prefix of a publication, and all that a crash may leave of it: whole, and never less. Covers: I41, I42,
     S34
     """

@@ -24,6 +24,7 @@ from participants.records.records import Disposition
 from participants.servers.policy_model import PolicyModel
 from participants.serving.testing import InMemoryLauncher, InMemoryNetwork
 from participants.settings import Seams, Settings
+from participants.telemetry import Telemetry, installed_telemetry
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 from tests.small_job import TOKEN, WALL, answer, counter_resources, counting_agent, counting_environment, settings
 
@@ -98,6 +99,7 @@ class WholeJob:
     turnstile: Turnstile = field(factory=Turnstile)
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
     clocks: dict[str, LoopClock] = field(factory=dict)  # those of their own, by server or "coordinator"
+    telemetry: Telemetry = field(factory=installed_telemetry)
     lives: int = 0
     made: int = 0
     launcher: InMemoryLauncher | None = None
@@ -125,7 +127,8 @@ class WholeJob:
     def _seams(self, name: str, process: str = "") -> Seams:
         """What a process of that name gets; no two `process`es of one name draw the same."""
         clock = self.clocks.get(name, self.clock)
-        return Seams(clock=clock, disk=self.disk, entropy=SeededEntropy(f"{name}{process}-{self.lives}"))
+        entropy = SeededEntropy(f"{name}{process}-{self.lives}")
+        return Seams(clock=clock, disk=self.disk, entropy=entropy, telemetry=self.telemetry)
 
     def _factory(self, name: str) -> Any:
         kinds: dict[str, Maker] = {

@@ -1,7 +1,7 @@
 """The pages of numbered statements, with where each is checked: read from the marks in tests and models.
 
 A mark is `Covers: I24, S9` in a docstring, a docstring that begins with `S9:`, `covers="I24"` at a property of a world,
-or a test named `test_s09_...`.
+or a test named `test_s09_...` or `test_s42_s65_...`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SUITES: Final = {"models": "every reachable state", "stateful_tests": "at random
 _COVERS = re.compile(r"Covers:\s*([^\"]*)", re.DOTALL)
 _NUMBER = re.compile(r"\b([IS])(\d+)(?:\s*-\s*[IS]?(\d+))?\b")
 _FIRST = re.compile(r"([IS]\d+(?:, [IS]\d+)*):")
-_SCENARIO = re.compile(r"test_s(\d\d?)_")
+_SCENARIOS = re.compile(r"test_((?:s\d\d?_)+)")
+_DOUBLE = re.compile(r"The fault[^:]*: ([^.\"]+)")
 
 
 @cache
@@ -58,13 +59,14 @@ def scenarios() -> str:
     return "\n\n".join([
         "# Scenarios",
         "Ways in which checkpoints of this kind have gone wrong, by number; code and tests cite these numbers, which\n"
-        "have holes. What is checked where is told as on the page of [invariants](invariants.md).",
-        _table(rows, told()["scenarios"]),
+        "have holes. What is checked where, and under which change of the code a check fails, is told as on the page\n"
+        "of [invariants](invariants.md); *with* is what a double does in whose company a test first goes wrong.",
+        _table(rows, told()["scenarios"], shown_to_go_wrong()),
     ]) + "\n"  # fmt: skip
 
 
-def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list[str]] | None = None) -> str:
-    head = ["number", "statement", *SUITES.values(), *(["fails when"] if shown is not None else [])]
+def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list[str]]) -> str:
+    head = ["number", "statement", *SUITES.values(), "fails when"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for number in numbers:
         found = places().get(number, {})
@@ -72,8 +74,7 @@ def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list
         if not found:
             later = told()["later"].get(number)
             cells[0] = "**gap**" if later is None else f"not built: {later}"
-        if shown is not None:
-            cells.append("; ".join(shown.get(number, ())))
+        cells.append("; ".join(shown.get(number, ())))
         lines.append(f"| {number} | {statements[number]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -92,6 +93,16 @@ def shown_to_fail() -> dict[str, list[str]]:
         for number in (twin["breaks"],) if declared is None else declared.covers:
             found[number].append(f"without: {twin['removes']}")
     return dict(found)
+
+
+def shown_to_go_wrong() -> dict[str, list[str]]:
+    """scenario -> as above, and the faults of the doubles in the tests of scenarios."""
+    found = {number: list(each) for number, each in shown_to_fail().items()}
+    for path in sorted((ROOT / "tests").glob("test_scenarios_*.py")):
+        _, *parts = re.split(r"^# --- (S\d+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for number, text in zip(parts[::2], parts[1::2], strict=True):
+            found.setdefault(number, []).extend(f"with: {' '.join(each.split())}" for each in _DOUBLE.findall(text))
+    return found
 
 
 def _link(path: str) -> str:
@@ -122,12 +133,19 @@ def marks(tree: ast.AST, *, in_a_world: bool) -> Iterator[str]:
                 yield from numbers_in(text.split("\n\n")[0])
             if first := _FIRST.match(docstring):
                 yield from numbers_in(first[1])
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (named := _SCENARIO.match(node.name)):
-            yield f"S{int(named[1])}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from scenarios_in(node.name)
         if in_a_world and isinstance(node, ast.keyword) and node.arg == "covers":
             for leaf in ast.walk(node.value):
                 if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
                     yield from numbers_in(leaf.value)
+
+
+def scenarios_in(name: str) -> Iterator[str]:
+    """The scenarios that a test is named after: `test_s09_...`, `test_s42_s65_...`."""
+    if named := _SCENARIOS.match(name):
+        for each in named[1].split("_")[:-1]:
+            yield f"S{int(each[1:])}"
 
 
 def numbers_in(text: str) -> Iterator[str]:

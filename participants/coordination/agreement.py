@@ -69,6 +69,21 @@ def gather(parts: Iterable[Part]) -> dict[EpisodeId, Pieces]:
     }
 
 
+def turns_of(pieces: Pieces) -> int:
+    """The finished turns that the records of one execution hold, as its agents count them.
+
+    What cannot be read counts for nothing: whether that is damage is `agree`'s to say.
+    """
+    turns = 0
+    for _, agent in pieces.agents:
+        try:
+            boundary = None if agent.boundary is None else AgentBoundary.read(agent.boundary)
+        except (WireError, WireErrors):
+            continue
+        turns += 0 if boundary is None else boundary.steps_used
+    return turns
+
+
 @frozen
 class Agreed:
     """Whether an execution may be continued, and why not.

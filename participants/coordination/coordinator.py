@@ -28,11 +28,13 @@ from ..net.client import MAX_IN_FLIGHT, make_client
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
 from ..settings import Seams, Settings, SettingsError
+from ..signals import RECOVERY_STEPS
 from .checkpointing import Checkpointing
 from .deployment import Deployment, discover, resume_all
 from .dispatch import Dispatcher
 from .ledger import recovered
 from .life import CoordinatorSettings, Life, log
+from .measuring import Recovering, measured, recovering
 from .outcomes import (
     Aborted,
     Batch,
@@ -150,9 +152,16 @@ class Coordinator:
         if self._started:
             raise RuntimeError("recover() is called once; another life is another Coordinator")
         self._started = True
+        with recovering(self.seams.telemetry, "start") as told:
+            return await self._recover(told)
+
+    async def _recover(self, told: Recovering) -> Recovered:
+        telemetry = self.seams.telemetry
         store = Store(self.root, self.seams.disk, self.seams.entropy, self.seams.clock)
-        begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
-        urls = await self._launcher.start(begun.epoch)
+        with telemetry.span(RECOVERY_STEPS["claim"]):
+            begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
+        with telemetry.span(RECOVERY_STEPS["launch"]):
+            urls = await self._launcher.start(begun.epoch)
         life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
         life.meet(await self._discover(urls, begun.epoch), self._launcher)
         if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
@@ -160,16 +169,21 @@ class Coordinator:
                 "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
                 ", ".join(nameless),
             )
-        plan = await self._plan(life, begun.checkpoint)
+        with telemetry.span(RECOVERY_STEPS["plan"]):
+            plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
         verdicts, failed = await self._restore(life, begun.checkpoint, plan)
-        await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
+        with telemetry.span(RECOVERY_STEPS["deliver"]):
+            await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
         self._life, self._dispatcher = life, dispatcher
         self._supervisor = Supervisor(life, self._launcher, self._discover, self._interrupt)
         self._nursery.start_soon(self._supervisor.run)
         self._tell(verdicts, begun.overtaken)
+        checkpoint_id = None if begun.checkpoint is None else begun.checkpoint.manifest.checkpoint_id
+        restored = checkpoint_id is not None and not failed
+        told.came_to(begun.epoch, checkpoint_id, verdicts, plan.turns, restored=restored)
         return Recovered(
-            checkpoint_id=None if begun.checkpoint is None else begun.checkpoint.manifest.checkpoint_id,
+            checkpoint_id=checkpoint_id,
             epoch=begun.epoch,
             verdicts=verdicts,
             restore_failed=failed,
@@ -180,16 +194,17 @@ class Coordinator:
 
     async def _discover(self, urls: Mapping[str, str], epoch: int) -> Deployment:
         assert self._token is not None
-        return await discover(
-            urls,
-            token=self._token,
-            epoch=epoch,
-            client=self._control,
-            seams=self.seams,
-            retries=self.settings.control_retries,
-            timeout_s=self.settings.discover_timeout_s,
-            max_clock_skew_s=self.settings.max_clock_skew_s,
-        )
+        with self.seams.telemetry.span(RECOVERY_STEPS["discover"]):
+            return await discover(
+                urls,
+                token=self._token,
+                epoch=epoch,
+                client=self._control,
+                seams=self.seams,
+                retries=self.settings.control_retries,
+                timeout_s=self.settings.discover_timeout_s,
+                max_clock_skew_s=self.settings.max_clock_skew_s,
+            )
 
     @property
     def restarts(self) -> tuple[Restarted, ...]:
@@ -276,7 +291,7 @@ class Coordinator:
             raise RuntimeError("another one is under way: one checkpoint at a time")
         self._checkpointing = True
         try:
-            return self._counted(await self._checkpoint(life, timeout_s, choice))
+            return self._counted(await measured(life, partial(self._checkpoint, life, timeout_s, choice)))
         finally:
             self._checkpointing = False
 

@@ -15,7 +15,7 @@ from attrs import define, field
 from ..identity import EpisodeId
 from ..net.replies import MAX_TS
 from ..records.records import Part
-from .agreement import NO_PIECES, Agreed, Pieces, agree, gather
+from .agreement import NO_PIECES, Agreed, Pieces, agree, gather, turns_of
 from .ledger import Ledger, Rollout
 from .outcomes import Blocker
 from .recovery import Settled, settle, settle_units
@@ -27,7 +27,7 @@ NOT_CUT = Agreed(False, "it was not in the scope of this checkpoint")
 @define(eq=False)
 class Cut:
     """What is known so far. `restarts` maps executions that start over to the server that said so first, `left_out`
-    those that nobody waits for to the reason.
+    those that nobody waits for to the reason; `turns` counts the finished turns that the records of each hold.
     """
 
     restarts: dict[EpisodeId, str] = field(factory=dict)
@@ -36,6 +36,7 @@ class Cut:
     scope: frozenset[EpisodeId] = frozenset()
     pieces: dict[EpisodeId, Pieces] = field(factory=dict)
     agreements: dict[EpisodeId, Agreed] = field(factory=dict)
+    turns: dict[EpisodeId, int] = field(factory=dict)
 
     def note_report(self, server: str, report: Mapping[str, Any]) -> None:
         """What a prepare report says of restarts and of results that the server keeps; what is malformed is nobody."""
@@ -74,6 +75,7 @@ class Cut:
         for rollout in ledger.candidates():
             pieces = self.pieces.get(rollout.episode, NO_PIECES)
             self.agreements[rollout.episode] = agree(pieces, rollout.digest, stateless=stateless)
+            self.turns[rollout.episode] = turns_of(pieces)
             if pieces.owners:
                 standing.append(rollout.episode.rollout_id)
         return tuple(standing)

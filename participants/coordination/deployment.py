@@ -199,7 +199,7 @@ async def discover(
     async def ask(name: str, url: str) -> None:
         control = ControlClient(
             client, url, token, clock=seams.clock, entropy=seams.entropy, epoch=epoch, retries=retries, name=name,
-            timeout_s=timeout_s,
+            timeout_s=timeout_s, telemetry=seams.telemetry,
         )  # fmt: skip
         try:
             member = await _member(name, control, seams, max_clock_skew_s)

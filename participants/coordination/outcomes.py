@@ -88,7 +88,8 @@ class Published:
     `counts` are rollouts by disposition; `weak` positions compared by revision only, `untracked` boundaries that name
     no parts; `unresumed` are servers that could not be reached and reopen by their lease; `notes` what else is worth
     saying. `left_out` are the rollouts that it goes without, `retired` those that start over as they would not stand,
-    each with the reason; neither has one whose result came all the same.
+    each with the reason; neither has one whose result came all the same. `turns` are the finished turns that it holds
+    of rollouts that it continues, as far as their agents count them.
     """
 
     checkpoint_id: str
@@ -101,6 +102,7 @@ class Published:
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(factory=dict)
     retired: Mapping[str, str] = field(factory=dict)
+    turns: int = 0
 
     @property
     def published(self) -> bool:

@@ -23,6 +23,7 @@ from ..files.store import Publication, StoreError
 from ..identity import EpisodeId
 from ..net.client import ControlError, Reply
 from ..records.manifests import CheckpointId
+from ..records.records import Disposition
 from .cut import Cut
 from .deployment import BadReply, Failure, Member, call_all
 from .ledger import Ledger, rows_of
@@ -32,6 +33,7 @@ from .recovery import Settled
 from .trainer import HasPolicyVersion
 
 COMMITTED: Final = "committed"
+CONTINUE: Final = Disposition.CONTINUE
 STATELESS: Final = "stateless"
 CLOCK_SET_S: Final = 1.0  # calls end by their own bound first, and say which server it was
 
@@ -254,6 +256,12 @@ class Phases:
         if status.get("checkpoint_id") != str(self.checkpoint_id):
             raise StageFailed(f"{member.name}: it has {status.get('checkpoint_id')!r} open, not this checkpoint")
         return str(status.get("phase"))
+
+    def turns_held(self) -> int:
+        """The finished turns of all rollouts that it continues."""
+        rollouts = self.reading.rollouts
+        held = (rollouts[name].episode for name, each in self.settled.items() if each.disposition is CONTINUE)
+        return sum(self.cut.turns.get(episode, 0) for episode in held)
 
     # --- files
 

@@ -16,7 +16,7 @@ from statecore.errors import StatecoreError, WireError, WireErrors
 
 from ..identity import EpisodeId
 from ..records.records import Disposition, LedgerRow, LedgerStatus, Part, RegistryRow
-from .agreement import NO_PIECES, Agreed, Pieces, agree, gather
+from .agreement import NO_PIECES, Agreed, Pieces, agree, gather, turns_of
 from .units import torn
 
 PLAN_REASONS_SHOWN = 10
@@ -194,13 +194,15 @@ class RestorePlan:
     """What a restart does with every rollout that the checkpoint knows.
 
     `scope` are the checkpointed attempts N that are restored as N+1; `retire` the highest attempts of all others, whose
-    tombstones restore does not set; `redeliver` the results that the trainer's state lacks (I87).
+    tombstones restore does not set; `redeliver` the results that the trainer's state lacks (I87). `turns` are the
+    finished turns that the records hold, by rollout.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     scope: tuple[EpisodeId, ...] = ()
     retire: tuple[EpisodeId, ...] = ()
     redeliver: tuple[LedgerRow, ...] = ()
+    turns: Mapping[str, int] = field(factory=dict)
 
     @property
     def continuations(self) -> tuple[EpisodeId, ...]:
@@ -268,6 +270,7 @@ def plan_restore(found: Found) -> RestorePlan:
         redeliver=tuple(
             row for row in found.ledger if _has_result(row, found.live) and row.rollout_id not in found.consumed
         ),
+        turns={row.rollout_id: turns_of(pieces.get(row.episode, NO_PIECES)) for row in found.registry},
     )
 
 

@@ -22,6 +22,7 @@ from ..files.store import Store
 from ..identity import EpisodeId
 from ..net.client import Reply
 from ..settings import Seams
+from ..signals import RECOVERY_STEPS
 from .deployment import BadReply, Failure, Member, call_all, resume_all
 from .falling_back import take_newest_whole
 from .housekeeping import retire_all
@@ -78,6 +79,11 @@ async def restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) 
 
     Raises CoordinatorError when a server can be neither fenced nor opened: then nothing may run.
     """
+    with life.seams.telemetry.span(RECOVERY_STEPS["restore"]):
+        return await _restore(life, checkpoint, plan)
+
+
+async def _restore(life: Life, checkpoint: Checkpoint | None, plan: RestorePlan) -> str:
     restore_id = life.next_id("rs")
     deadline_ts = life.seams.clock.time() + life.settings.restore_timeout_s
     await _fence(life, plan.retire, restore_id, deadline_ts)  # first: the lease of what is restored may end any time

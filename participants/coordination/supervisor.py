@@ -24,9 +24,12 @@ from ..files.store import EpochTaken
 from ..machines import deployment as dp
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
+from ..signals import RECOVERY_STEPS
+from ..telemetry import Telemetry
 from .deployment import Deployment
 from .failure_detector import Death
 from .life import Life, Serving, log
+from .measuring import Recovering, recovering
 from .outcomes import Overtaken, Restarted, RestartFailed
 from .recovery import CheckpointRejected
 from .restart_plan import above, plan_restart
@@ -53,6 +56,7 @@ class Supervisor:
     _clear_up: Callable[[], Awaitable[None]] | None = field(init=False, default=None)
     _begun: Begun | None = field(init=False, default=None)
     _done: tuple[int, str] = field(init=False)
+    _recovering: Recovering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         settings = self.life.settings
@@ -65,15 +69,22 @@ class Supervisor:
 
     async def run(self) -> None:
         """Returns when the life has stopped: since it was overtaken, or since its servers cannot be brought back."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._until_stopped, nursery.cancel_scope)
-            try:
-                while self.life.why_stopped is None:
-                    await self._restart(await self.life.detector.watch())
-            finally:
-                self.life.detector.close()
-                if self.life.detector.death is not None:
-                    self.life.serving.end()
+        with self._telemetry.apart():  # it outlives whoever started it, and its probes are nobody's
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until_stopped, nursery.cancel_scope)
+                try:
+                    while self.life.why_stopped is None:
+                        death = await self.life.detector.watch()
+                        with recovering(self._telemetry, "death") as self._recovering:
+                            await self._restart(death)
+                finally:
+                    self.life.detector.close()
+                    if self.life.detector.death is not None:
+                        self.life.serving.end()
+
+    @property
+    def _telemetry(self) -> Telemetry:
+        return self.life.seams.telemetry
 
     async def _until_stopped(self, everything: trio.CancelScope) -> None:
         await self.life.stopped.wait()
@@ -130,7 +141,7 @@ class Supervisor:
         return []
 
     async def _stop_servers(self, _effect: dp.StopServers) -> list[object]:
-        with trio.fail_after(self.life.settings.stop_timeout_s):
+        with self._telemetry.span(RECOVERY_STEPS["stop"]), trio.fail_after(self.life.settings.stop_timeout_s):
             await self.launcher.stop()
         self.life.serving.end()
         if self._clear_up is not None:
@@ -143,7 +154,8 @@ class Supervisor:
             await trio.sleep(self.life.settings.restart_delay_s)
         store = self.life.store
         try:
-            epoch = await self.life.disk(partial(store.claim_after, effect.after))
+            with self._telemetry.span(RECOVERY_STEPS["claim"]):
+                epoch = await self.life.disk(partial(store.claim_after, effect.after))
         except EpochTaken as error:
             raise Overtaken(f"{error}; this coordinator has stopped, and restarted nothing") from error
         return [dp.EpochClaimed(epoch)]
@@ -152,7 +164,8 @@ class Supervisor:
         life = self.life
         self._begun = await choose(life.store, life.seams, effect.epoch, fall_back=life.settings.fall_back)
         life.epoch = effect.epoch
-        urls = await self.launcher.start(effect.epoch)
+        with self._telemetry.span(RECOVERY_STEPS["launch"]):
+            urls = await self.launcher.start(effect.epoch)
         life.meet(await self.discover(urls, effect.epoch), self.launcher)
         return [dp.ServersStarted()]
 
@@ -189,19 +202,23 @@ class Supervisor:
             consumed = frozenset(await life.trainer.consumed())
             ledger = life.ledger
         present, sharing = life.deployment.servers, life.deployment.sharing
-        plan = await on_disk(
-            life.seams.disk,
-            partial(plan_restart, checkpoint, ledger, consumed=consumed, present=present, sharing=sharing),
-        )
+        with self._telemetry.span(RECOVERY_STEPS["plan"]):
+            plan = await on_disk(
+                life.seams.disk,
+                partial(plan_restart, checkpoint, ledger, consumed=consumed, present=present, sharing=sharing),
+            )
         failed = await restore(life, checkpoint, plan)
         verdicts = plan.verdicts
         if failed:
             verdicts = above((each.restarted(failed) for each in verdicts), ledger)
         life.note(life.ledger.restarted(verdicts))
+        checkpoint_id = None if checkpoint is None else checkpoint.manifest.checkpoint_id
+        restored = checkpoint is not None and not failed
+        self._recovering.came_to(life.epoch, checkpoint_id, verdicts, plan.turns, restored=restored)
         return Restarted(
             reason=self._died_of,
             epoch=life.epoch,
-            checkpoint_id=None if checkpoint is None else checkpoint.manifest.checkpoint_id,
+            checkpoint_id=checkpoint_id,
             verdicts=verdicts,
             restore_failed=failed,
             tries=self._machine.data.failed + 1,
@@ -226,6 +243,7 @@ class Supervisor:
 
     async def _give_up(self, effect: dp.GiveUp) -> list[object]:
         tries = self._machine.data.failed
+        self._recovering.span.fail("given_up", effect.reason)
         self.life.serving.end()
         self.life.stop(
             self.life.why_stopped

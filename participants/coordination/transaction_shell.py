@@ -24,6 +24,7 @@ from ..identity import EpisodeId
 from ..machines import transaction as tx
 from ..records.manifests import CheckpointId
 from ..records.records import Disposition
+from ..signals import CHECKPOINT_ID, PHASE, PHASE_SECONDS, PHASES
 from .clocks import clock_trouble
 from .deployment import Member, resume_all
 from .life import Life, log
@@ -188,10 +189,13 @@ class CheckpointRun:
 
     async def _timed(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
         began = trio.current_time()
+        telemetry = self.life.seams.telemetry
         try:
-            return await work()
+            with telemetry.span(PHASES[name], {CHECKPOINT_ID: str(self.checkpoint_id)}):
+                return await work()
         finally:
             self.phases.timed(name, began)
+            telemetry.record(PHASE_SECONDS, trio.current_time() - began, {PHASE: name})
 
     # --- one performer for each effect; what it returns are the events that happened
 
@@ -298,6 +302,7 @@ class CheckpointRun:
             unresumed=self._unresumed,
             notes=self._notes,
             left_out=left_out,
+            turns=self.phases.turns_held(),
         )
 
     def _is_fresh(self, episode: EpisodeId) -> bool:

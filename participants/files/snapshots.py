@@ -85,18 +85,21 @@ def write_part(
     records: Iterable[Mapping[str, Json]],
     extra: Mapping[str, Json] | None = None,
     stop: Callable[[], bool] = never,
+    sized: Callable[[int], None] = lambda size_bytes: None,
     entropy: Entropy,
 ) -> Manifest:
     """The part is durable below `checkpoint_dir`, its manifest last; returns that manifest (the commit reply's).
 
     `extra` are further manifest fields (epoch, incarnation). An equal manifest that is there already is a success.
-    `stop` is asked before each record and right before each link; a `StopFlag` closes the gap between the two. Raises
+    `stop` is asked before each record and right before each link; a `StopFlag` closes the gap between the two. `sized`
+    is told how many bytes the records have. Raises
     WriteStopped, and InvalidCheckpointState when the directory holds another commit or cannot be written. After an
     error the same call may be made again: nothing of the failed one is read or counted.
     """
     directory = part_dir(checkpoint_dir, kind, instance)
 
     def described(digest: Digest, count: int) -> Manifest:
+        sized(digest.size_bytes)
         return Manifest(
             kind=kind,
             instance=instance,

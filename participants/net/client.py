@@ -22,6 +22,8 @@ from statecore.seams import Clock, Entropy
 from statecore.wire import canonical
 
 from ..identity import EPOCH_HEADER, INCARNATION_HEADER
+from ..signals import CALL_SECONDS, CALLS, CANCELLED, CHECKPOINT_ID, ERROR, SERVER, TRIES, VERB
+from ..telemetry import Attributes, NoTelemetry, Span, Telemetry
 from .replies import Answer, Verdict, no_answer, read_reply
 from .transport import BoundedTransport, FreeListTransport, TooManyInFlight
 
@@ -169,6 +171,7 @@ class ControlClient:
         name: str | None = None,
         incarnation: str | None = None,
         timeout_s: float = 60.0,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.name = name or self.url
@@ -185,6 +188,7 @@ class ControlClient:
         self._token = token
         self._clock = clock
         self._entropy = entropy
+        self._telemetry = telemetry or NoTelemetry()
 
     @property
     def restarted(self) -> bool:
@@ -271,6 +275,34 @@ class ControlClient:
         retry_until_ts: float | None = None,
     ) -> Reply:
         """The JSON object of a good reply, after as many sendings as the rules allow; raises ControlError."""
+        began, failed = self._clock.monotonic(), CANCELLED
+        try:
+            with self._telemetry.span(CALLS[request.verb], self._named(request)) as span:
+                reply = await self._send_until_answered(span, request, deadline_ts, tries, again, retry_until_ts)
+            failed = ""
+            return reply
+        except ControlError as error:
+            failed = error.code
+            raise
+        finally:
+            attributes = {VERB: request.verb, SERVER: self.name} | ({ERROR: failed} if failed else {})
+            self._telemetry.record(CALL_SECONDS, self._clock.monotonic() - began, attributes)
+
+    def _named(self, request: _Request) -> Attributes:
+        """What a span says of a call."""
+        checkpoint_id = (request.body or {}).get("checkpoint_id")
+        named = {} if checkpoint_id is None else {CHECKPOINT_ID: str(checkpoint_id)}
+        return {VERB: request.verb, SERVER: self.name, **named}
+
+    async def _send_until_answered(
+        self,
+        span: Span,
+        request: _Request,
+        deadline_ts: float,
+        tries: int | None,
+        again: str | None,
+        retry_until_ts: float | None,
+    ) -> Reply:
         allowed = self.retries.tries if tries is None else tries
         # From here on the clock that nobody sets: a server that hangs holds nobody up for an hour that came again.
         end = self._clock.monotonic() + max(deadline_ts - self._clock.time(), 0.0)
@@ -287,7 +319,9 @@ class ControlClient:
                     await anyio.sleep(delay_s)
                     continue
             if answer.verdict is Verdict.ACCEPTED and answer.body is not None:
+                span.set(TRIES, sent)
                 return answer.body
+            span.set(TRIES, sent)
             raise ControlError.of(answer, server=self.name, verb=request.verb, tries=sent)
 
     async def _send_once(self, request: _Request, within_s: float) -> Answer:
@@ -297,6 +331,7 @@ class ControlClient:
             headers[EPOCH_HEADER] = str(self.epoch)
         if request.meant_for_one and self.incarnation is not None:
             headers[INCARNATION_HEADER] = self.incarnation
+        self._telemetry.inject(headers)
         content: bytes | None = None
         if request.body is not None:
             headers["content-type"] = "application/json"

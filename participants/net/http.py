@@ -16,7 +16,7 @@ from attrs import define, frozen
 from statecore import Refused, WireError, WireErrors
 from statecore.wire import parse, structure
 
-from ..identity import INCARNATION_HEADER, EpisodeId
+from ..identity import INCARNATION_HEADER, REFUSED_HEADER, EpisodeId
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -66,11 +66,27 @@ class Answer:
         return Answer(self.status, self.body, (*self.headers, (name, value)))
 
 
+class RefusedForGood(Refused):
+    """A refusal of a sending and all before it, up to number `final_up_to`: none of them will ever be applied."""
+
+    def __init__(self, refused: Refused, final_up_to: int) -> None:
+        super().__init__(refused.code, refused.state, refused.event, refused.allowed, refused.detail)
+        self.final_up_to = final_up_to
+
+
 def refusal(refused: Refused) -> Answer:
     """A refusal as peers see it."""
-    return Answer(
-        STATUS.get(refused.code, 409), {"error": {"code": refused.code, "detail": refused.detail or refused.code}}
-    )
+    body = {"error": {"code": refused.code, "detail": refused.detail or refused.code}}
+    answer = Answer(STATUS.get(refused.code, 409), body)
+    if isinstance(refused, RefusedForGood):
+        return answer.with_header(REFUSED_HEADER, str(refused.final_up_to))
+    return answer
+
+
+def code_of(answer: Answer) -> str:
+    """The code of an answer that is none, `http_<status>` where it has none."""
+    error = answer.body.get("error") if isinstance(answer.body, dict) else None
+    return str(error["code"]) if error else f"http_{answer.status}"
 
 
 def refuse_request(code: str, detail: str) -> Refused:
@@ -114,8 +130,9 @@ def headers_of(scope: Scope) -> dict[str, str]:
 class Incoming:
     """A data request, read: `path` without its prefix, `body` whole.
 
-    `incarnation` is the serving process, named in every reply. `tried` is which sending of its call this is, if its
-    caller counts them; `recorded_only`: it was not admitted, and gets the reply that its call has already, or none.
+    `incarnation` is the serving process, named in every reply; `on_refused` is told the code of a refusal that the
+    application ends with. `tried` is which sending of its call this is, if its caller counts them; `recorded_only`: it
+    was not admitted, and gets the reply that its call has already, or none.
     """
 
     method: str
@@ -126,6 +143,7 @@ class Incoming:
     scope: Scope
     receive: Receive
     incarnation: str | None = None
+    on_refused: Callable[[str], None] = lambda code: None
     tried: int | None = None
     recorded_only: bool = False
     _value: Any = None
@@ -234,6 +252,7 @@ async def serve(app: ASGIApp, request: Incoming, send: Send) -> None:
             for message in held:
                 await send(message)
             raise
+        request.on_refused(refused.code)
         answer = refusal(refused)
         if request.incarnation is not None:
             answer = answer.with_header(INCARNATION_HEADER, request.incarnation)

@@ -8,6 +8,7 @@ docs/reference/protocol.md section 6.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import anyio
@@ -49,15 +50,24 @@ class _Hold:
 class Admission:
     """Admission to one server.
 
-    `on_change` is called after every step that can matter to somebody who waits for the gate to be quiet.
+    `on_change` is called after every step that can matter to somebody who waits for the gate to be quiet. `on_hold` is
+    entered while a request waits.
     """
 
-    def __init__(self, max_held: int, *, closed: bool = False, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        max_held: int,
+        *,
+        closed: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+        on_hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._gate = GATE.start(GateData(max_held=max_held))
         self._holds: set[_Hold] = set()
         self._waiters: set[_Hold] = set()  # settled things that wait for the opening; not counted as held
         self._excused: set[Activity] = set()  # what this checkpoint goes without; counted again at the opening
         self._on_change = on_change
+        self._on_hold = on_hold
         self._ending = False
         if closed:
             self.close()
@@ -112,7 +122,8 @@ class Admission:
             hold = _Hold(rollout_id, gone is not None)
             self._holds.add(hold)
             try:
-                await wait_or_gone(hold.event, gone)
+                with self._on_hold():
+                    await wait_or_gone(hold.event, gone)
             finally:
                 if hold in self._holds:
                     self._holds.discard(hold)

@@ -34,6 +34,7 @@ from ..net.http import refuse_request
 from ..records._fields import SCHEMA_VERSION, encode_line
 from ..records.positions import Position
 from ..records.records import AgentBoundary
+from ..signals import SERVER, TURNS
 from .admission import Activity
 from .executions import Response
 from .peers import Peer, Trail
@@ -287,6 +288,7 @@ class Session:
         self._check()
         await self._move(live)
         live.steps_used += 1
+        self._agent.seams.telemetry.add(TURNS, 1, {SERVER: self._agent.name})
         if not self.may_go_on:
             return False
         self._freeze(state, items, usage)

@@ -47,6 +47,7 @@ from ..net.http import (
     Receive,
     Scope,
     Send,
+    code_of,
     headers_of,
     invalid_body,
     read_body,
@@ -55,7 +56,9 @@ from ..net.http import (
     refuse_request,
     send_answer,
 )
-from ..settings import Settings
+from ..settings import Seams, Settings
+from ..signals import CHECKPOINT_ID, ERROR, REFUSALS, SERVED, SERVER, STATUS, VERB
+from ..telemetry import NO_SPAN, Span
 from .admission import Admission
 from .calls import VERBS, VerbCall
 from .part import Json
@@ -73,6 +76,8 @@ EPISODE_PATHS: Final = frozenset({"/run", "/v1/agent_sessions", "/v1/agent_sessi
 BODY_MARKS: Final = (b"_ng_rollout_id", b"episode_id", b"\\u00")
 """What a body that names an execution holds: a field of ours, or one whose name is escaped."""
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+DETAIL: Final = 500
+"""So much of an answer that is none is told to whoever watches."""
 
 log = logging.getLogger("statecore.participants")
 
@@ -82,6 +87,7 @@ class Served(Protocol):
 
     name: str
     settings: Settings
+    seams: Seams
     incarnation: str
     participant: Participant | None
     admission: Admission
@@ -93,7 +99,7 @@ class Served(Protocol):
 
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None: ...
 
-    def turned_away(self, request: Incoming, refused: Refused) -> Answer: ...
+    def turned_away(self, request: Incoming, refused: Refused) -> Refused: ...
 
     def receipts(self) -> list[Json] | None: ...
 
@@ -179,7 +185,12 @@ class Shell:
         except ClientGone:
             return
         except Refused as refused:
+            self._refused(refused.code)
             await send_answer(send, refusal(refused).with_header(INCARNATION_HEADER, self.server.incarnation))
+
+    def _refused(self, code: str) -> None:
+        """A request was refused; whoever watches is told."""
+        self.server.seams.telemetry.add(REFUSALS, 1, {ERROR: code, SERVER: self.server.name})
 
     def _is_ours(self, path: str) -> bool:
         if path == CAPABILITIES:
@@ -193,10 +204,27 @@ class Shell:
     # --- control
 
     async def _control(self, scope: Scope, receive: Receive, path: str) -> Answer:
+        """The answer to a control call, in a span below the caller's if that sent one along."""
         headers = headers_of(scope)
+        verb = path.rpartition("/")[2]
+        if verb not in SERVED:
+            return await self._controlled(NO_SPAN, scope["method"], path, headers, receive)
+        named = {VERB: verb, SERVER: self.server.name}
+        with self.server.seams.telemetry.span(SERVED[verb], named, carrier=headers) as span:
+            answer = await self._controlled(span, scope["method"], path, headers, receive)
+            span.set(STATUS, answer.status)
+            if answer.status >= 400:
+                code = code_of(answer)
+                span.fail(code, str(answer.body)[:DETAIL])
+                self._refused(code)
+            return answer
+
+    async def _controlled(
+        self, span: Span, method: str, path: str, headers: dict[str, str], receive: Receive
+    ) -> Answer:
         try:
             self._check_token(headers)
-            answer = await self._route(scope["method"], path, headers, receive)
+            answer = await self._route(span, method, path, headers, receive)
         except Refused as refused:
             answer = refusal(refused)
         except InvalidCheckpointState as error:
@@ -217,7 +245,9 @@ class Shell:
         if not hmac.compare_digest(given, f"Bearer {token}".encode()):
             raise refuse_request("unauthorized", "missing or invalid checkpoint control bearer token")
 
-    async def _route(self, method: str, path: str, headers: dict[str, str], receive: Receive) -> Answer:
+    async def _route(
+        self, span: Span, method: str, path: str, headers: dict[str, str], receive: Receive
+    ) -> Answer:
         verb = path.removeprefix(CONTROL + "/")
         reading = verb == "status" or path in (CAPABILITIES, RESULTS)
         if not reading and verb not in VERBS and path != ACKNOWLEDGE:
@@ -239,6 +269,7 @@ class Shell:
             _check_epoch(headers, participant)
             return Answer(200, self.server.acknowledge(parse(body)))
         call = read_json(body, VERBS[verb])
+        span.set(CHECKPOINT_ID, call.checkpoint_id)
         self._check_deadline(call, participant)
         epoch = _epoch(headers)
         incarnation = headers.get(INCARNATION_HEADER)
@@ -265,20 +296,18 @@ class Shell:
             _check_epoch(headers, participant)
         body = await read_body(receive, self.server.settings.max_body_bytes)
         incarnation = self.server.incarnation
-        named_send = _named(send, incarnation)
-        request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation)
+        request = Incoming(scope["method"], path, headers, body, None, inner, receive, incarnation, self._refused)
         episode = request.episode = _identify(named, request)
         try:
             request.tried = _tried(headers)
         except WireError as error:
-            await send_answer(named_send, invalid_body(error, "header"))
+            await send_answer(_named(send, incarnation), invalid_body(error, "header"))
             return
         inner[REQUEST_KEY] = request
         if participant is not None and participant.born_closed and episode is not None:
             unborn = refuse_request("admission_closed", "this server is closed until its first restore or resume")
-            await send_answer(named_send, self.server.turned_away(request, unborn))
-            return
-        await self.server.data(request, named_send, self.app)
+            raise self.server.turned_away(request, unborn)
+        await self.server.data(request, _named(send, incarnation), self.app)
 
 
 def _named(send: Send, incarnation: str) -> Send:

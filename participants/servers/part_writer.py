@@ -7,6 +7,7 @@ tried again (docs/reference/protocol.md sections 5 and 8; I15, I48). Runs in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,8 @@ from statecore.seams import on_disk
 from ..files.snapshots import StopFlag, WriteStopped, write_part
 from ..identity import EpisodeId
 from ..settings import Seams
+from ..signals import EXPORT, PART_BYTES, PART_RECORDS, RECORDS, SERVER, SIZE, STEP, WRITE
+from ..telemetry import Attributes, a_step
 from .part import Json, Part
 
 
@@ -82,23 +85,36 @@ class PartWriter:
         """Synchronous, maybe in a thread: records are streamed, so memory does not grow with their number."""
         keys: set[str] = set()
         heads: list[Json] = []
+        step = partial(a_step, self._seams.telemetry, self._seams.clock)
+        named: Attributes = {SERVER: self._name}
 
         def watched() -> Iterable[Json]:
-            for record in self._part.export(write.scope):
-                keys.add(EpisodeId(**record["episode_id"]).key)
-                heads.append(record if self._part.kind == "model" else {"episode_id": record["episode_id"]})
-                yield record
+            with step(EXPORT, named) as span:
+                for record in self._part.export(write.scope):
+                    keys.add(EpisodeId(**record["episode_id"]).key)
+                    heads.append(record if self._part.kind == "model" else {"episode_id": record["episode_id"]})
+                    yield record
+                span.set(RECORDS, len(heads))
 
-        manifest = write_part(
-            self._seams.disk,
-            write.directory,
-            kind=self._part.kind,
-            instance=self._name,
-            checkpoint_id=write.checkpoint_id,
-            records=watched(),
-            extra=self._extra(),
-            stop=write.stop,
-            entropy=self._seams.entropy,
-        )
+        with step(WRITE, named) as span:
+
+            def sized(size_bytes: int) -> None:
+                span.set(SIZE, size_bytes)
+                self._seams.telemetry.record(PART_BYTES, size_bytes, named)
+
+            manifest = write_part(
+                self._seams.disk,
+                write.directory,
+                kind=self._part.kind,
+                instance=self._name,
+                checkpoint_id=write.checkpoint_id,
+                records=watched(),
+                extra=self._extra(),
+                stop=write.stop,
+                sized=sized,
+                entropy=self._seams.entropy,
+            )
+            span.set(RECORDS, len(heads))
+        self._seams.telemetry.record(PART_RECORDS, len(heads), {STEP: "write", **named})
         reply = {"phase": "committed", "manifest": manifest.to_json(), "episode_ids": sorted(keys)}
         return reply | self._part.committed(heads)

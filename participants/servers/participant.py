@@ -9,6 +9,7 @@ time, only the waits for readiness and for a write are outside the lock, so rene
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,8 @@ from ..machines.control import (
 )
 from ..records.records import Part as RecordsPart
 from ..settings import Seams, Settings
+from ..signals import BLOCKERS, INSTALL, LEASES, PART_RECORDS, READ, RECORDS, SERVER, STEP, WAIT, SpanName
+from ..telemetry import Span, a_step
 from .admission import Admission
 from .calls import Commit, Forget, Prepare, Renew, Restore, Resume, Retire, VerbCall
 from .fences import Fences
@@ -188,7 +191,9 @@ class Participant:
         if reply is not None:
             return reply
         try:
-            return await self._readiness(call.checkpoint_id, call.deadline_ts)
+            with self._watched(WAIT) as span:
+                span.set(BLOCKERS, len(self.part.report().blockers) if self.seams.telemetry.on else 0)
+                return await self._readiness(call.checkpoint_id, call.deadline_ts)
         except Exception:
             self._prepare_failed(call.checkpoint_id)
             raise
@@ -300,7 +305,17 @@ class Participant:
     async def _install(self, call: Restore, scope: frozenset[EpisodeId]) -> Json:
         """Read and validate everything first (I52), then install it in one piece (I51)."""
         directory = await self._below_root(call.checkpoint_dir)
-        part = await on_disk(self.seams.disk, self._read_files, directory, scope)
+        with self._watched(READ) as span:
+            part = await on_disk(self.seams.disk, self._read_files, directory, scope)
+            span.set(RECORDS, len(part.records))
+        self.seams.telemetry.record(PART_RECORDS, len(part.records), {STEP: "read", SERVER: self.name})
+        with self._watched(INSTALL) as span:
+            span.set(RECORDS, len(part.records))
+            keys = self._put_in(call, part, scope)
+        return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
+
+    def _put_in(self, call: Restore, part: RecordsPart, scope: frozenset[EpisodeId]) -> Sequence[str]:
+        """Everything of the part is in place under N+1, or nothing is; the capture keys of N+1."""
         self.part.check_fresh(len(part.records))
         staged = self.part.stage(part.typed, scope)
         if self.seams.clock.time() >= call.deadline_ts:
@@ -308,8 +323,7 @@ class Participant:
                 "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
             )
         PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
-        keys = self.part.install(staged, scope)
-        return {"source_checkpoint_id": part.manifest.checkpoint_id, "restored": sorted(keys)}
+        return self.part.install(staged, scope)
 
     def _read_files(self, directory: Path, scope: frozenset[EpisodeId]) -> RecordsPart:
         return read_part(self.seams.disk, directory, kind=self.part.kind, instance=self.name, scope=scope)
@@ -389,12 +403,17 @@ class Participant:
         checkpoint_id = self.control.checkpoint_id
         if checkpoint_id is not None:
             self._perform(self._step(LeaseExpired(checkpoint_id)))
+            self.seams.telemetry.add(LEASES, 1, {SERVER: self.name})
 
     def _lease_broke(self, error: Exception) -> None:
         """No server stops for a dead timer, and rollouts must not wait for one: every control call says so."""
         self._settle_effects(self._step(Broke(repr(error))))
 
     # --- helpers
+
+    def _watched(self, what: SpanName) -> AbstractContextManager[Span]:
+        """The block is a step of a call, and whoever watches sees it."""
+        return a_step(self.seams.telemetry, self.seams.clock, what, {SERVER: self.name})
 
     async def _below_root(self, directory: str) -> Path:
         root = self.settings.root

@@ -27,7 +27,6 @@ from ..files.snapshots import InvalidCheckpointState
 from ..identity import (
     OPERATION_HEADER,
     POSITION_HEADER,
-    REFUSED_HEADER,
     RESTART_HEADER,
     REVISION_HEADER,
     SESSION_HEADER,
@@ -53,16 +52,14 @@ from ..machines.resource_session import (
 from ..machines.sendings import Fate, Sending, fate
 from ..net.http import (
     REQUEST_KEY,
-    Answer,
     ASGIApp,
     Incoming,
     Message,
+    RefusedForGood,
     Scope,
     Send,
     headers_of,
-    refusal,
     refuse_request,
-    send_answer,
     serve,
     until_gone,
 )
@@ -404,9 +401,6 @@ class Resources(Server, Generic[S]):
             activity = await self.admitted(request, owner, fenced=not closing)
         else:
             entered = await self._entered(sending, request, fenced=not closing)
-            if isinstance(entered, Answer):
-                await send_answer(send, entered)
-                return
             if entered is None:
                 request.recorded_only = True
                 await serve(app, request, send)
@@ -442,19 +436,16 @@ class Resources(Server, Generic[S]):
             return None
         return Sending(self._owner(request), _operation(request) or "", request.tried)
 
-    def turned_away(self, request: Incoming, refused: Refused) -> Answer:
+    def turned_away(self, request: Incoming, refused: Refused) -> Refused:
         """A sending that is counted is refused for good, with all before it (S61)."""
-        answer = refusal(refused)
         sending = self._sending(request)
-        if sending is None:
-            return answer
-        return answer.with_header(REFUSED_HEADER, str(self.refusals.refuse(sending)))
+        return refused if sending is None else RefusedForGood(refused, self.refusals.refuse(sending))
 
-    async def _entered(self, sending: Sending, request: Incoming, *, fenced: bool) -> Activity | Answer | None:
-        """The call as it was admitted; None when it was applied, and is answered from its record; else the refusal of
-        this sending and all before it.
+    async def _entered(self, sending: Sending, request: Incoming, *, fenced: bool) -> Activity | None:
+        """The call as it was admitted; None when it was applied, and is answered from its record.
 
-        A refusal says that nothing of the call was applied or runs, so that is asked last.
+        Else this sending is refused, and all before it. That says that nothing of the call was applied or runs, which
+        is asked last.
         """
         while True:
             meant, running = self._fate(sending, request)
@@ -474,7 +465,7 @@ class Resources(Server, Generic[S]):
                 if refused.code not in PASSING:
                     raise
                 if self._fate(sending, request)[0] is Fate.ENTER:
-                    return self.turned_away(request, refused)
+                    raise self.turned_away(request, refused) from refused
 
     def _fate(self, sending: Sending, request: Incoming) -> tuple[Fate, Serving | None]:
         """What becomes of this sending, and which sending of its call runs, if one does."""

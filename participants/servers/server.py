@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import anyio.abc
@@ -17,9 +18,10 @@ import httpx
 from statecore import DefinitionError, Refused
 
 from ..identity import EpisodeId
-from ..net.http import Answer, ASGIApp, Incoming, Send, refusal, until_gone
+from ..net.http import ASGIApp, Incoming, Send, until_gone
 from ..net.posts import Posts
 from ..settings import Seams, Settings
+from ..signals import HOLD_SECONDS, HOLDS, SERVER
 from .admission import Activity, Admission, Check
 from .asgi import Shell
 from .fences import Fences
@@ -63,6 +65,7 @@ class Server(ABC):
             settings.max_held,
             closed=settings.enabled and settings.epoch_required,
             on_change=self._on_change,
+            on_hold=self._on_hold,
         )
         self._transport = transport
         self._posts: Posts | None = None
@@ -77,6 +80,16 @@ class Server(ABC):
     def _on_change(self) -> None:
         if self.participant is not None:
             self.participant.changed()
+
+    @contextmanager
+    def _on_hold(self) -> Iterator[None]:
+        """A request waits for the gate: it is counted, and how long it waits."""
+        telemetry, began = self.seams.telemetry, self.seams.clock.monotonic()
+        telemetry.add(HOLDS, 1, {SERVER: self.name})
+        try:
+            yield
+        finally:
+            telemetry.record(HOLD_SECONDS, self.seams.clock.monotonic() - began, {SERVER: self.name})
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """`app` behind the control plane; `app` itself when checkpointing is off."""
@@ -161,9 +174,9 @@ class Server(ABC):
             self.fences.accept(request.episode)
         return Activity(self.admission, rollout_id, check)
 
-    def turned_away(self, request: Incoming, refused: Refused) -> Answer:
-        """The answer to a request that was not admitted, and is to be sent again."""
-        return refusal(refused)
+    def turned_away(self, request: Incoming, refused: Refused) -> Refused:
+        """The refusal of a request that was not admitted, and is to be sent again."""
+        return refused
 
     # --- defaults of a Part
 
