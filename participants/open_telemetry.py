@@ -80,8 +80,6 @@ def _kind(error: Exception) -> str:
 class OpenTelemetry:
     """Spans and numbers through the API; the providers are the process's own unless others are given."""
 
-    on = True
-
     def __init__(self, tracers: TracerProvider | None = None, meters: MeterProvider | None = None) -> None:
         self._guard = _Guard()
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracers)

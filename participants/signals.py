@@ -85,7 +85,7 @@ ATTRIBUTES: Final = {
     CAUSE: "`start` of a coordinator, or the `death` of a server",
     RECORDS: "how many records",
     SIZE: "how many bytes they have in the file",
-    BLOCKERS: "how many executions it waits for",
+    BLOCKERS: "how many executions it waited for: at a server when it closed, at a coordinator when it gave up",
     TRIES: "how often the call was sent",
     STATUS: "the status of the answer",
 }

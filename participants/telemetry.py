@@ -32,9 +32,7 @@ class Span(Protocol):
 
 
 class Telemetry(Protocol):
-    """Where spans and numbers go. `on` is false where they go nowhere: then nobody needs to count."""
-
-    on: bool
+    """Where spans and numbers go."""
 
     def span(
         self, what: SpanName, attributes: Attributes = NONE, *, carrier: Mapping[str, str] | None = None
@@ -72,8 +70,6 @@ _NO_SPAN_BLOCK: Final = nullcontext(NO_SPAN)
 
 class NoTelemetry:
     """Nobody watches."""
-
-    on = False
 
     def span(
         self, what: SpanName, attributes: Attributes = NONE, *, carrier: Mapping[str, str] | None = None

@@ -192,7 +192,7 @@ class Participant:
             return reply
         try:
             with self._watched(WAIT) as span:
-                span.set(BLOCKERS, len(self.part.report().blockers) if self.seams.telemetry.on else 0)
+                span.set(BLOCKERS, self.admission.counts.active)
                 return await self._readiness(call.checkpoint_id, call.deadline_ts)
         except Exception:
             self._prepare_failed(call.checkpoint_id)
