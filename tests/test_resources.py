@@ -202,6 +202,28 @@ def test_a_seed_sent_again_gets_the_same_session_until_something_happened() -> N
     run(test)
 
 
+def test_a_seed_sent_again_gets_the_reply_that_it_had() -> None:
+    """What the application made of it the second time is not what the session began with. Covers: S61."""
+    seeds = 0
+
+    async def test(fleet: Fleet) -> None:
+        config, seams = fleet.config(), fleet.seams("tools")
+        tools: Resources[Any] = Resources("tools", config, codec=json_codec(), mode=Mode.EXPORT_RESTORE, seams=seams)
+
+        async def seed(request: Request) -> Response:
+            nonlocal seeds
+            seeds += 1
+            return await tools.seed(request.scope, {"seed": seeds}, {"seen": (seeds, "é"), 1: None})
+
+        await fleet.start("tools", tools.wrap(Starlette(routes=[Route("/seed_session", seed, methods=["POST"])])))
+        first, again = [await fleet.post("tools", f"{R1}/seed_session") for _ in range(2)]
+        assert first.json() == {"seen": [1, "é"], "1": None}
+        assert (again.content, again.headers[POSITION_HEADER]) == (first.content, first.headers[POSITION_HEADER])
+        assert seeds == 2
+
+    run(test)
+
+
 def test_calls_are_held_from_prepare_to_resume_and_a_replayable_verify_passes() -> None:
     """While closed, tools and seeds wait and a verify declared replay is served. Covers: I24, I73."""
 

@@ -58,6 +58,7 @@ from ..net.http import (
     RefusedForGood,
     Scope,
     Send,
+    encode_body,
     headers_of,
     refuse_request,
     serve,
@@ -334,7 +335,8 @@ class Resources(Server, Generic[S]):
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
         session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
         session.step(event)
-        session.seeded = Operation(operation_id, encode(reply).decode())
+        if self.settings.enabled:
+            session.seeded = Operation(operation_id, encode_body(reply).decode())  # as the response has it
         self._book.add(session)
         self.refusals.done(episode, operation_id)
         return session
