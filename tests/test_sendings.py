@@ -18,9 +18,11 @@ from participants.identity import (
     TRY_HEADER,
     EpisodeId,
 )
+from participants.machines.resource_session import RESOURCE_SESSION, Operation
 from participants.machines.sendings import MAX_TRY, Fate, Sending, fate, tried_from
 from participants.servers.refusals import Refusals
 from participants.servers.resources import Mode, Verify
+from participants.servers.session_book import CLOSES_KEPT, Session, SessionBook
 from statecore import Refused
 from tests.scenario_fleet import R1, Callers
 from tests.served_kinds import Fleet, run, settle
@@ -426,6 +428,31 @@ def test_refusals_are_bounded_and_nobody_is_locked_out() -> None:
         assert values == [1, 2, 3, 4, 5]
 
     with_tools(test)
+
+
+def test_a_seed_that_comes_after_its_session_was_closed_makes_none() -> None:
+    """A late sending of it is told that the session is gone; a seed of its own is another matter. Covers: S60."""
+
+    async def test(tools: Tools) -> None:
+        assert (await tools.call("close", 1, f"{R1}/close_session")).json() == {}
+        assert refused(await tools.call("seed", 1, f"{R1}/seed_session")) == ("session_lost", 0)
+        assert tools.server.report().counts["sessions"] == 0
+        assert (await tools.call("close", 2, f"{R1}/close_session")).json() == {}
+        assert (await tools.call("another", 1, f"{R1}/seed_session")).status_code == 200
+
+    with_tools(test)
+
+
+def test_closed_sessions_are_remembered_in_bounded_memory() -> None:
+    """The last ones are. Covers: I75."""
+    book: SessionBook[None] = SessionBook()
+    for number in range(CLOSES_KEPT):
+        session = Session(f"s{number}", EpisodeId(f"r{number}"), None, RESOURCE_SESSION.start())
+        session.seeded = Operation("seed", "{}")
+        book.note_closed(session, "close")
+    last, first_kept, last_gone = CLOSES_KEPT - 1, CLOSES_KEPT // 2, CLOSES_KEPT // 2 - 1
+    for number, kept in ((last, True), (first_kept, True), (last_gone, False), (0, False)):
+        assert {book.has_closed(EpisodeId(f"r{number}"), name) for name in ("seed", "close")} == {kept}
 
 
 def test_a_session_that_is_over_leaves_no_refusals() -> None:

@@ -295,7 +295,7 @@ class Resources(Server, Generic[S]):
             if session.episode is not None:
                 self.refusals.over(session.episode)
             if request.tried is not None:
-                self._book.note_closed(session.episode, _operation(request) or "")
+                self._book.note_closed(session, _operation(request) or "")
         return JSONResponse({})
 
     async def export_session(self, session_id: str) -> tuple[Position, bytes]:
@@ -332,6 +332,8 @@ class Resources(Server, Generic[S]):
             known.step(event)  # the same seed again, or Refused
             return known
         _check_admitted(request)
+        if request.tried is not None and self._book.has_closed(episode, operation_id):
+            raise refuse_request("session_lost", "this seed is late: its session was closed")
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
         session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
         session.step(event)
@@ -474,7 +476,7 @@ class Resources(Server, Generic[S]):
         if self.admission.is_open:
             return fate(is_open=True, applied=False, inside=False), None
         if request.path == CLOSE_PATH:
-            applied = self._book.was_closed(sending.owner, sending.operation_id)
+            applied = self._book.has_closed(sending.owner, sending.operation_id)
         else:
             session = self._known(request)
             applied = session is not None and session.has_done(sending.operation_id)

@@ -63,7 +63,7 @@ class SessionBook(Generic[S]):
         self._sessions: dict[str, Session[S]] = {}
         self._by_episode: dict[EpisodeId, Session[S]] = {}
         self._retired: dict[str, EpisodeId] = {}
-        self._closed: dict[tuple[EpisodeId | None, str], None] = {}  # the calls that closed one; the last ones
+        self._closed: dict[tuple[EpisodeId | None, str], None] = {}  # the calls that seeded and closed the last of them
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -107,14 +107,16 @@ class SessionBook(Generic[S]):
         if session.episode is not None and self._by_episode.get(session.episode) is session:
             del self._by_episode[session.episode]
 
-    def note_closed(self, owner: EpisodeId | None, operation_id: str) -> None:
-        """This call was to close the owner's session, and has done so."""
-        self._closed[owner, operation_id] = None
-        if len(self._closed) > CLOSES_KEPT:
+    def note_closed(self, session: Session[S], operation_id: str) -> None:
+        """This call has closed the session; neither it nor the seed does anything when it is sent again."""
+        self._closed[session.episode, operation_id] = None
+        if session.seeded is not None and session.seeded.operation_id:
+            self._closed[session.episode, session.seeded.operation_id] = None
+        while len(self._closed) > CLOSES_KEPT:
             del self._closed[next(iter(self._closed))]
 
-    def was_closed(self, owner: EpisodeId | None, operation_id: str) -> bool:
-        """Whether that call has closed a session, as far as is remembered."""
+    def has_closed(self, owner: EpisodeId | None, operation_id: str) -> bool:
+        """Whether that call has closed a session, or seeded one that was closed, as far as is remembered."""
         return (owner, operation_id) in self._closed
 
     def retire(self, session: Session[S]) -> None:
