@@ -1,4 +1,4 @@
-"""S7, S16, S22, S25, S26, S38, S45: calls that fail, or come late, twice, from another life. First wrong, then right."""
+"""S7, S16, S22, S25, S26, S38, S45: calls that fail, come late or twice, or of another life. Wrong, then right."""
 
 from __future__ import annotations
 
