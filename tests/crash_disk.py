@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from enum import StrEnum, auto
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 from typing import TypeAlias
 
@@ -197,7 +197,8 @@ class CrashDisk:
 
     def _find(self, path: PathLike) -> _Node | None:
         node: _Node | None = self._top
-        for part in PurePosixPath(path).parts[1:]:
+        parsed = path if isinstance(path, PurePath) else PurePosixPath(path)
+        for part in parsed.parts[1:]:
             node = node.entries.get(part) if isinstance(node, _Dir) else None
         return node
 
@@ -219,7 +220,7 @@ class CrashDisk:
 
     def _parent(self, path: PathLike) -> tuple[_Dir, str]:
         place = PurePosixPath(path)
-        return self._dir(str(place.parent)), place.name
+        return self._dir(place.parent), place.name
 
 
 class _Writer:

@@ -5,6 +5,9 @@ Real servers of all kinds in memory, in virtual time. The dead coordinator sends
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,8 +20,9 @@ from participants.machines.control import Phase
 from participants.serving.testing import Call, Fault
 from participants.settings import Settings
 from statecore.journal import Journal
+from statecore.seams import MemoryDisk
 from tests.test_server_deaths import PHASES, InPhase
-from tests.whole_job import NAMES, WholeJob, run, settle
+from tests.whole_job import NAMES, ROOT, WholeJob, run, settle
 
 DEADLINE_S = 60.0
 GRACE_S = Settings().lease_grace_seconds
@@ -44,7 +48,7 @@ class Death:
     def strikes(self, call: Call) -> Fault | None:
         if call.source != "coordinator":
             return None
-        if self.at:
+        if self.at or (self.phase == "aborting" and call.path.endswith("/commit")):
             return Fault(refuse=True)
         self.seen += 1
         if self.seen != self.number:
@@ -74,11 +78,35 @@ def rollouts(job: WholeJob) -> list[Any]:
     return [*job.dispatches(1, "ends"), *job.dispatches(9, "goes-on")]
 
 
-async def died(job: WholeJob, death: Death, *, lives: int) -> None:
-    """The last of so many lives has died at `death`, or has ended first; those before it left a checkpoint each."""
-    for turns in range(1, lives):
+@cache
+def left_by_a_first_life() -> MemoryDisk:
+    """A root with one checkpoint."""
+    disk = MemoryDisk()
+
+    async def test(job: WholeJob) -> None:
+        job.disk = disk
+        disk.mkdir(ROOT)
         async with job.coordinator(settings=SETTINGS) as coordinator:
-            await played(job, coordinator, turns)
+            await played(job, coordinator, 1)
+
+    run(test)
+    return disk
+
+
+def run_life(test: Callable[[WholeJob], Any], lives: int) -> None:
+    """Runs `test(job)`, whose next life is number `lives`: the first one, or the second."""
+    disk = copy.deepcopy(left_by_a_first_life()) if lives == 2 else None
+
+    async def living(job: WholeJob) -> None:
+        if disk is not None:
+            job.disk, job.lives = disk, 1
+        await test(job)
+
+    run(living)
+
+
+async def died(job: WholeJob, death: Death, *, lives: int) -> None:
+    """This life has died at `death`, or has come to its end first."""
     seen = InPhase(phase=death.phase, then=lambda: death.die(death.phase))
     job.network.faults = death.strikes
     with death.scope:
@@ -112,7 +140,7 @@ async def takes_a_rollout(job: WholeJob, death: Death) -> None:
     assert reply.status_code == 200 and reply.json()["reward"] == 3, (death.at, reply.text)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, "aborting"])
 @pytest.mark.parametrize("lives", [1, 2], ids=["in its first life", "after a restore"])
 def test_a_coordinator_that_dies_in_a_phase_leaves_no_server_closed(phase: str, lives: int) -> None:
     """Whatever the phase, all servers take whole rollouts again by deadline and grace. Covers: I21, I48."""
@@ -123,12 +151,13 @@ def test_a_coordinator_that_dies_in_a_phase_leaves_no_server_closed(phase: str, 
         assert death.at == phase
         before = await accept_again(job, death)
         closed = {"committing": Phase.PREPARED, "saving": Phase.COMMITTED, "validating": Phase.COMMITTED}
+        closed |= {"aborting": Phase.PREPARED}
         if phase in closed:
             assert set(before.values()) == {closed[phase]}, "this death must leave something to open"
-        published = [str(each) for each in job.store().published()]
-        assert len(published) == lives - (PHASES.index(phase) < PHASES.index("published"))
+        in_force = phase in PHASES[PHASES.index("published") :]
+        assert len(job.store().published()) == lives - (not in_force)
 
-    run(test)
+    run_life(test, lives)
 
 
 @pytest.mark.parametrize("arrives", [False, True], ids=["before the call", "after it"])
@@ -147,7 +176,7 @@ def test_a_coordinator_that_dies_at_any_call_leaves_no_server_closed_that_was_op
             await died(job, death, lives=lives)
             left.update((await accept_again(job, death)).values())
 
-        run(test)
+        run_life(test, lives)
         if not death.at:
             break
         verbs.add(death.at.rpartition("/")[2])

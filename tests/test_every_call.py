@@ -1,7 +1,8 @@
 """One call of a coordinator is lost, answered in vain or made twice, whichever it is: the whole outcome is the same.
 
 Real servers of all kinds in memory, in virtual time. An older life has left a checkpoint; the life that is disturbed is
-restored from it, and takes two more, with all that is acknowledged, retired and forgotten behind them (S33).
+restored from it, and takes two more, with all that is acknowledged, retired and forgotten behind them (S33). In another
+one a server dies between the two, and all are started anew.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 import trio
 from attrs import define, field, frozen
 
-from participants.coordination.coordinator import Aborted, Published
+from participants.coordination.coordinator import Aborted, Coordinator, Published
 from participants.files.checkpoint import Checkpoint
 from participants.records.records import Disposition
 from participants.serving.testing import Call, Fault
@@ -46,7 +47,7 @@ class Outcome:
 
 
 Kind = tuple[str, str, str, str]
-"""A call by its stage (the start, between checkpoints, in one), who makes it, its server and its verb."""
+"""A call by its stage (the start, between checkpoints, in one, a restart), who makes it, its server and its verb."""
 
 
 @define(eq=False)
@@ -92,8 +93,8 @@ def older_life() -> MemoryDisk:
     return disk
 
 
-async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
-    """The life that goes on from there: a rollout of its own, a checkpoint, all rollouts end, a checkpoint."""
+async def disturbed(job: WholeJob, struck: Struck, *, death: bool) -> Outcome:
+    """The life that goes on from there: a rollout of its own, a checkpoint, a death, all rollouts end, a checkpoint."""
     job.network.faults = struck
     checkpoints: list[Published | Aborted] = []
     lost: dict[str, str] = {}
@@ -109,6 +110,9 @@ async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
         await allowed(job, middle=3, long=3)
         struck.stage = "checkpoint"
         checkpoints.append(await coordinator.checkpoint())
+        if death:
+            struck.stage = "restart"
+            await restarted(job, coordinator)
         struck.stage = "run"
         await allowed(job, long=4, late=1)
         struck.stage = "checkpoint"
@@ -116,7 +120,11 @@ async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
         trainer, servers = job.trainer, {name: job.servers[name] for name in NAMES}
         assert trainer is not None
         return Outcome(
-            recovered=tuple((each.rollout_id, each.disposition, each.next_attempt) for each in recovered.verdicts),
+            recovered=tuple(
+                (each.rollout_id, each.disposition, each.next_attempt)
+                for verdicts in (recovered.verdicts, *(each.verdicts for each in coordinator.restarts))
+                for each in verdicts
+            ),
             checkpoints=tuple(map(told, checkpoints)),
             published={str(each): contents(job.store().read(each)) for each in job.store().published()},
             accepted=trainer.accepted,
@@ -127,6 +135,15 @@ async def disturbed(job: WholeJob, struck: Struck) -> Outcome:
             marks={name: job.marks(name) for name in NAMES},
             retained=len(servers["env"].report().retained),
         )
+
+
+async def restarted(job: WholeJob, coordinator: Coordinator) -> None:
+    """A server has died, and all of them are new."""
+    assert job.launcher is not None
+    job.launcher.kill("tools")
+    with trio.fail_after(1000):
+        while not coordinator.restarts:  # noqa: ASYNC110 (in virtual time)
+            await trio.sleep(0.05)
 
 
 def dispatches(job: WholeJob, *names: str) -> list[Any]:
@@ -154,13 +171,13 @@ def contents(checkpoint: Checkpoint) -> Any:
     return sorted(DRAWN.sub("*", repr(each)) for each in (*rows, *records))
 
 
-def seen_with(struck: Struck) -> Outcome:
+def seen_with(struck: Struck, *, death: bool = False) -> Outcome:
     found: list[Outcome] = []
     disk = copy.deepcopy(older_life())
 
     async def test(job: WholeJob) -> None:
         job.disk, job.lives = disk, 1
-        found.append(await disturbed(job, struck))
+        found.append(await disturbed(job, struck, death=death))
 
     run(test)
     return found[0]
@@ -202,6 +219,24 @@ def test_s33_the_whole_outcome_is_the_same_whichever_call_is_struck(fault: Fault
     for kind in sorted(undisturbed.seen):
         struck = Struck(kind, fault)
         assert seen_with(struck) == expected, kind
+        assert struck.struck == 1, kind
+
+
+@pytest.mark.parametrize("fault", [Fault(lose_reply=True), Fault(repeat_s=0.3)], ids=FAULTS[1:])
+def test_s33_the_whole_outcome_is_the_same_whichever_call_of_a_restart_is_struck(fault: Fault) -> None:
+    """A server dies and all are started anew: one claim, one restore, the same verdicts and attempts, and what follows.
+
+    Covers: I15, I51, I96.
+    """
+    undisturbed = Struck()
+    expected = seen_with(undisturbed, death=True)
+    verbs = ("capabilities", "retire", "restore", "results", "resume")
+    kinds = sorted(kind for kind in undisturbed.seen if kind[0] == "restart" and kind[3] in verbs)
+    assert {kind[2:] for kind in kinds} == {(name, verb) for name in NAMES for verb in verbs}
+    assert (len(expected.accepted), len(expected.recovered), expected.lost) == (4, 7, {})
+    for kind in kinds:
+        struck = Struck(kind, fault)
+        assert seen_with(struck, death=True) == expected, kind
         assert struck.struck == 1, kind
 
 

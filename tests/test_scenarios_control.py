@@ -1,4 +1,4 @@
-"""S7, S16, S25, S26, S38, S45: calls that fail, come late, twice, or from another life. First the fault, then not."""
+"""S7, S16, S22, S25, S26, S38, S45: calls that fail, come late or twice, or of another life. Wrong, then right."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from attrs import frozen
 
 from participants.files.files import InvalidCheckpointState
 from participants.files.snapshots import find_manifest
-from participants.identity import EPOCH_HEADER, OPERATION_HEADER
+from participants.identity import EPOCH_HEADER, OPERATION_HEADER, EpisodeId
 from participants.machines.control import is_data_of_other_life
 from participants.net.http import Incoming
 from participants.servers import resources
+from participants.servers.admission import Activity
 from participants.servers.calls import Commit, VerbCall
 from participants.servers.part import Json
 from participants.servers.resources import Resources
@@ -123,6 +124,46 @@ def test_s16_memory_grows_with_history() -> None:
     ten, thirty = seen(kept, NeverForgets)
     assert 10 <= ten < 30 <= thirty
     assert seen(kept, Resources) == [0, 0]
+
+
+# --- S22
+
+
+class CountsForEver(Resources[Counter]):
+    """The fault: what was let in is counted out when its session hears of it, and a seed that failed made none."""
+
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
+        activity = await super().admitted(request, owner, fenced=fenced)
+        end = activity.end
+
+        def if_there() -> None:
+            if self._book.of(owner) is not None:
+                end()
+
+        activity.end = if_there  # type: ignore[method-assign]
+        return activity
+
+
+async def after_a_failure(fleet: Fleet, kind: Tools) -> list[str]:
+    """A call fails since it has no session, then two checkpoints are tried: how far each prepare gets."""
+    await start(fleet, Turnstile(), "tools", tools=partial(counter_resources, kind=kind))
+    early = await fleet.post("tools", "/ng-rollout/r9/increment", {"by": 1})
+    assert outcome(early) == "session_lost"
+    phases = []
+    for number in (1, 2):
+        prepared = await done(fleet.control("tools", "prepare", f"ck-000001-{number:06}", within_s=60))
+        await done(fleet.control("tools", "resume", f"ck-000001-{number:06}"))
+        phases.append(prepared["phase"])
+    return phases
+
+
+def test_s22_one_early_failure_poisons_all_later_prepares() -> None:
+    """S22: whatever was let in is counted out when it ends, however it ends.
+
+    Counted out by a session that was never made, it keeps every later checkpoint from getting ready. Covers: I18.
+    """
+    assert seen(after_a_failure, CountsForEver) == ["preparing", "preparing"]
+    assert seen(after_a_failure, Resources) == ["prepared", "prepared"]
 
 
 # --- S25

@@ -149,7 +149,7 @@ async def shared(world: World, tear: Callable[..., Any]) -> dict[str, str]:
 def test_s69_the_torn_unit() -> None:
     """S69: of rollouts that share state all are continued or all start over.
 
-    Each by itself, one starts over in the state in which the other one goes on. Covers: I85, I86.
+    Each by itself, one starts over in the state in which the other one goes on. Covers: I86.
     """
     with_one_restart = partial(seen, restarts=["p1"])
     assert with_one_restart(shared, each_by_itself) == {"p1": "fresh", "p2": "continue"}
