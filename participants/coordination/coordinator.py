@@ -296,11 +296,14 @@ class Coordinator:
             self._checkpointing = False
 
     async def _checkpoint(self, life: Life, timeout_s: float, choice: Stragglers) -> Published | Aborted:
-        began = trio.current_time()
-        with trio.move_on_after(timeout_s):
-            await life.up.wait()
+        ends = trio.current_time() + timeout_s
+        with trio.move_on_at(ends):
+            while True:  # they may be gone again by the time that this goes on
+                await life.up.wait()
+                if life.up.is_open:
+                    break
         life.check_running()
-        left_s = timeout_s - (trio.current_time() - began)
+        left_s = ends - trio.current_time()
         if not life.up.is_open or left_s <= 0:
             checkpoint_id = str(life.next_checkpoint_id())
             reason = f"the servers were not started anew within {timeout_s:g} s"
