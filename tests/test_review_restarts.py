@@ -137,7 +137,7 @@ async def test_a_continuation_that_nobody_has_sent_is_retired_with_its_unit(auto
             assert (await job.checkpoint(20)).published
         assert reports[0].delivered == 3
         trainer = world.trainer()
-        world.script("env", "run", lambda server, body: refuse_p2(server, body))
+        world.script("env", "run", refuse_p2)
         async with running(world.coordinator(trainer, **SOON), ()) as (job, reports):
             await trio.sleep(2)
             outcome = await job.checkpoint(10, stragglers="retire")

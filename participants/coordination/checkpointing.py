@@ -122,7 +122,7 @@ class Checkpointing:
         return ""
 
     def _start_over(self, episode: EpisodeId) -> None:
-        """One that was not sent, as a continuation that waits to be, gets its next attempt here: nobody else is told."""
+        """One that was not sent, as a continuation that waits to be, has its next attempt: nobody hears of its end."""
         life = self.life
         rollout = life.ledger[episode.rollout_id]
         if rollout.episode == episode and not (rollout.sent or rollout.has_result):

@@ -63,8 +63,8 @@ class Rollout:
     """One rollout: its dispatch record, its newest attempt, and its result once there is one.
 
     `sent`: its `/run` is out and was not turned away. `restored`: this attempt continues a checkpoint's record.
-    `ended`: why its `/run` ended without a result in this life, or "". `used`: the highest attempt before this one, where
-    a restart has gone back behind it.
+    `ended`: why its `/run` ended without a result in this life, or "". `used`: the highest attempt that was given
+    before, where a restart has gone back behind it.
     """
 
     dispatch: Dispatch
