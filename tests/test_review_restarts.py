@@ -176,6 +176,23 @@ async def test_a_checkpoint_waits_through_a_second_death(autojump_clock: MockClo
             assert trio.current_time() - began >= 10
 
 
+@pytest.mark.trio
+async def test_a_result_outlives_a_restart_that_gives_its_number_again(autojump_clock: MockClock) -> None:
+    """The same checkpoint is restored twice, and between the two the continuation has ended. Covers: I68, I96."""
+    async with a_world() as world:
+        trainer = Keeper(world.disk)
+        async with running(world.coordinator(trainer, **SOON), dispatches({"p1": 4, "p2": 90})) as (job, reports):
+            await trio.sleep(1.5)
+            assert (await job.checkpoint(20)).published
+            die(world)
+            await restarted(job)
+            await trio.sleep(4)
+            die(world)
+            report = await restarted(job, 2)
+            assert [each.next_attempt for each in report.verdicts] == [1, 1]
+        assert (reports[0].delivered, trainer.ids) == (2, ["p1", "p2"])
+
+
 def test_a_fresh_start_is_above_what_a_restart_went_back_behind() -> None:
     """A continuation may have a number that was given before; the next fresh start has not. Covers: I3."""
     ledger, _ = Ledger().registered(dispatches({"p1": 1}))

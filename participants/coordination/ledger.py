@@ -269,7 +269,7 @@ class Ledger:
         entry, effects = LEDGER_ENTRY.step(rollout.entry, Received(receipt.header))
         if rollout.has_result:
             return self._put(evolve(rollout, entry=entry)), effects
-        if receipt.attempt < rollout.attempt:  # it came before its servers were restarted, and was being saved since
+        if not rollout.sent:  # it came before its servers were restarted, and was being saved since
             rollout = rollout.after(Dispatched())
         completed = _released(rollout).after(Completed())
         return self._put(evolve(completed, entry=entry, receipt=receipt, body=body, ended="")), effects
