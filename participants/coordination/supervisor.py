@@ -101,7 +101,7 @@ class Supervisor:
         report = await self._restart(standing)
         self.life.check_running()
         assert report is not None
-        await self._tell(report)
+        await self._report(report)
         return self._standing
 
     async def _first_start(self, urls: Mapping[str, str]) -> Standing | str:
@@ -132,7 +132,7 @@ class Supervisor:
                             if report is not None:
                                 self.tell(self._recovering)
                         if report is not None:  # heard beside the watch: the framework may take its time
-                            nursery.start_soon(self._tell, report)
+                            nursery.start_soon(self._report, report)
                 finally:
                     self.life.detector.close()
                     if self.life.detector.death is not None:
@@ -323,7 +323,7 @@ class Supervisor:
                 log.info("%s starts over: %s", verdict.rollout_id, verdict.reason)
         return []
 
-    async def _tell(self, report: Restarted) -> None:
+    async def _report(self, report: Restarted) -> None:
         """The framework has heard of it, if it wants to."""
         if isinstance(self.life.trainer, HearsOfRestarts):
             async with self.life.hooks:
