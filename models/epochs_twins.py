@@ -259,6 +259,27 @@ class PromisesWhatOneHeld(DamagedResultsWorld):
         return EpochsWorld._is_kept(self)
 
 
+class FallsBackUnderItsClaim(DamagedResultsWorld):
+    """Section 7: a life whose recorded base is damaged before it restores it goes on from another one, which nobody who
+    claims after it can know of.
+    """
+
+    @action(over=COORDINATORS)
+    def restore(self, who: str) -> object:
+        job = self._job(who)
+        if job.step != "confirmed":
+            return False
+        if job.start is not None and self._content(job.start) is None:
+            claims = {each.epoch: each for each in self.claims} | {job.number: Claim(job.number)}
+            try:
+                job = evolve(job, start=self._choice(job.number, claims))
+            except chain.NothingWhole:
+                self.wipe(who)
+                return None
+        self._restored(who, job, self._content(job.start))
+        return None
+
+
 class DoesNotStandAlone(ReferencesWorld, FallbackWorld):
     """13.7: files are named and not linked, and the checkpoint that has them is damaged."""
 
@@ -286,4 +307,5 @@ TWINS = (
     LeansOnAnything,
     DoesNotStandAlone,
     PromisesWhatOneHeld,
+    FallsBackUnderItsClaim,
 )

@@ -12,6 +12,7 @@ import pytest
 
 from models import (
     checkpoint_twins,
+    deployment_twins,
     epochs_twins,
     handing_out_twins,
     handoff_twins,
@@ -92,6 +93,7 @@ def test_every_twin_is_pinned() -> None:
     pinned = [entry["world"] for entry in MANIFEST["twin"]]
     for module in (
         checkpoint_twins,
+        deployment_twins,
         epochs_twins,
         handing_out_twins,
         handoff_twins,

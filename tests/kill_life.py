@@ -21,8 +21,7 @@ from typing import Final
 import trio
 from attrs import define, frozen
 
-from participants.coordination.coordinator import Coordinator, CoordinatorError, CoordinatorSettings, Overtaken
-from participants.coordination.deployment import DiscoveryFailed
+from participants.coordination.coordinator import Coordinator, CoordinatorSettings, Overtaken, RestartFailed
 from participants.demo.counting import held_by
 from participants.demo.life import Scene, run_rollouts
 from participants.demo.moments import Heard, Moments
@@ -191,7 +190,7 @@ async def live(order: Order) -> int:
                 await job(order, scene, coordinator, trainer, striker)
             except* Overtaken as errors:
                 ended, code, why = "overtaken", OVERTAKEN, list(map(str, errors.exceptions))
-            except* (CoordinatorError, DiscoveryFailed, StartupFailed) as errors:
+            except* (RestartFailed, StartupFailed) as errors:
                 ended, code, why = "not started", NOT_STARTED, list(map(str, errors.exceptions))
             if ended:
                 put(home / f"ended-{order.number}.json", {"ended": ended, "why": why})

@@ -63,9 +63,13 @@ class FakeEpisode:
 
 @define(eq=False)
 class History:
-    """What outlives every fleet of one test: turns played, control calls made, results released."""
+    """What outlives every fleet of one test: turns played, control calls made, results released.
+
+    `steps` are the turns once more, each with the epoch and the execution that played it.
+    """
 
     played: list[tuple[str, int]] = field(factory=list)
+    steps: list[tuple[int, EpisodeId, int]] = field(factory=list)
     calls: list[tuple[str, str, Reply]] = field(factory=list)
     released: list[str] = field(factory=list)
     scripts: dict[tuple[str, str], Script] = field(factory=dict)
@@ -422,6 +426,7 @@ class Fleet:
                 each.rows.append(ModelRow(model_call_id=call, parent_call_id=parent).to_json())
                 each.position = advance(each.position, call)
                 self.history.played.append((each.episode.rollout_id, each.turn))
+                self.history.steps.append((self.epoch, each.episode, each.turn))
             if "fails" in each.task:
                 each.failed = tuple(each.task["fails"])
             else:

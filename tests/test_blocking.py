@@ -18,6 +18,7 @@ import trio.testing
 
 from participants import BlockingCoordinator, Closed, Coordinator, Dispatch, Disposition, Published, Result
 from participants.coordination import blocking, trainer
+from participants.coordination.failure_detector import KnowsExits
 from participants.coordination.ledger import KnownRollout
 from participants.coordination.outcomes import Aborted, Batch, BatchReport
 from participants.records.manifests import CheckpointId
@@ -57,6 +58,59 @@ def test_two_lives_from_a_plain_thread() -> None:
         assert where == [threading.get_ident()], "the trainer's own code, in the trainer's own thread"
     assert second.trainer.accepted.items() >= first.trainer.accepted.items()
     assert second.trainer.calls.count("accept") == 2
+
+
+def test_the_policy_version_is_read_beside_save() -> None:
+    """A thread of the trainer that steps after `consumed` has answered changes what is saved, and the version with it;
+    one that steps after the version was read is told by what `save` returns. Covers: I89.
+    """
+
+    class Stepping(PlainHooks):
+        step = 0
+
+        @property
+        def policy_version(self) -> tuple[int, int]:
+            return 1, self.step
+
+        def consumed(self) -> Any:
+            self.step += 1
+            return super().consumed()
+
+    class Naming(Stepping):
+        def save(self, directory: Path, dispositions: Any) -> Any:
+            self.step += 1
+            super().save(directory, dispositions)
+            return 1, self.step
+
+    for kind in (Stepping, Naming):
+        life = ThreadedJob()
+        life.trainer = kind(life.disk)
+        with life.coordinator() as job:
+            job.recover()
+            assert job.checkpoint(TIMEOUT_S).published
+        store = life.whole.store()
+        assert store.read(store.published()[-1]).manifest.policy_version == (1, life.trainer.step)
+
+
+def test_a_plain_launcher_that_knows_of_ends_is_asked() -> None:
+    """It has `exited` if the launcher has it, and what that says at any moment; one without it stays without."""
+
+    class Plain:
+        def start(self, epoch: int) -> Mapping[str, str]:
+            return {}
+
+        def stop(self) -> None:
+            pass
+
+    class Knowing(Plain):
+        exited: Mapping[str, int] = {}
+
+    launcher = Knowing()
+    wrapped = blocking._launcher(launcher)
+    assert isinstance(wrapped, KnowsExits) and wrapped.exited == {}
+    launcher.exited = {"env": -9}
+    assert wrapped.exited == {"env": -9}
+    assert not isinstance(blocking._launcher(Plain()), KnowsExits)
 
 
 def test_a_checkpoint_in_one_thread_while_a_batch_runs_in_another() -> None:

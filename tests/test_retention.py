@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from participants.coordination.coordinator import Coordinator, CoordinatorSettings, Published
 from participants.files.files import InvalidCheckpointState
-from participants.files.retention import Swept, set_aside_name, sweep
-from participants.files.store import Store, partial_name
+from participants.files.retention import Swept, sweep
+from participants.files.store import Store, partial_name, set_aside_name
 from participants.records.manifests import CheckpointId
 from statecore.seams import Disk, MemoryDisk, SystemDisk
 from tests.checkpoints import ROOT as STORE_ROOT

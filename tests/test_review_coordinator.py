@@ -95,6 +95,62 @@ async def test_the_policy_version_is_of_the_state_that_was_saved(autojump_clock:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("names", [False, True], ids=["the attribute", "what save returns"])
+async def test_the_policy_version_is_of_what_save_captured(autojump_clock: MockClock, names: bool) -> None:
+    """A trainer that steps between `consumed` and `save` saves the newer weights, and one that steps before it captures
+    says which it has captured. Covers: I80, I89.
+    """
+
+    @define(eq=False)
+    class Restless(SmallTrainer):
+        step: int = 3
+
+        @property
+        def policy_version(self) -> tuple[int, int]:
+            return 1, self.step
+
+        async def consumed(self) -> set[str]:
+            self.step += 1
+            return await super().consumed()
+
+        async def save(self, directory: Path, dispositions: Any) -> tuple[int, int] | None:  # type: ignore[override]
+            if names:
+                await trio.sleep(1)
+                self.step += 1
+            captured = self.policy_version
+            await super().save(directory, dispositions)
+            self.step += 1
+            return captured if names else None
+
+    async with a_world() as world:
+        trainer = Restless(world.disk)
+        async with world.coordinator(trainer) as job:
+            await job.recover()
+            began = trainer.step
+            assert (await job.checkpoint(20)).published
+        manifest = world.store().read(world.store().published()[-1]).manifest
+        assert manifest.policy_version == (1, began + (2 if names else 1))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("version", [7, (1,), (1, "2"), [1, 2]])
+async def test_a_version_that_is_none_aborts_the_checkpoint(autojump_clock: MockClock, version: Any) -> None:
+    """The run goes on, and the reason names the hook."""
+
+    @define(eq=False)
+    class Confused(SmallTrainer):
+        async def save(self, directory: Path, dispositions: Any) -> Any:
+            await super().save(directory, dispositions)
+            return version
+
+    async with a_world() as world, world.coordinator(Confused(world.disk)) as job:
+        await job.recover()
+        outcome = await job.checkpoint(20)
+        assert isinstance(outcome, Aborted)
+        assert "policy version" in outcome.reason
+
+
+@pytest.mark.trio
 async def test_a_trainer_may_do_with_a_result_what_it_likes(autojump_clock: MockClock) -> None:
     """What it changes in a body or a task that it was given, or gave, is not what the ledger holds (I49): else no
     later checkpoint would validate.

@@ -13,6 +13,8 @@ import pytest
 from participants.commands.console import show
 from participants.commands.watch import picture, register, said
 from participants.commands.watching import Look, happened, look
+from participants.files.retention import sweep
+from participants.files.store import set_aside_name
 from participants.records.manifests import CheckpointId
 from statecore.cli import UsageError
 from statecore.seams import FixedClock, MemoryDisk, SeededEntropy, SystemDisk
@@ -119,6 +121,25 @@ def test_a_new_life_and_what_was_overtaken_are_told() -> None:
     now, told = watched.look()
     assert told == ["! ck-000001-000002 was published by a coordinator that was overtaken; no start takes it"]
     assert "overtaken  ck-000001-000002" in shown(now)
+
+
+def test_what_retention_deletes_is_shown_as_that() -> None:
+    """It is out of the chain when its name is, and its directory is there until it is removed, maybe after a crash."""
+    watched = Watched()
+    store, epoch = started(watched.disk)
+    for sequence in (1, 2, 3):
+        publish(watched.disk, store, epoch, sequence)
+    watched.look()
+    oldest = CheckpointId(epoch, 1)
+    watched.disk.rename(store.path(oldest), ROOT / set_aside_name(oldest))
+    now, told = watched.look()
+    assert told == ["ck-000001-000001 is deleted by retention"]
+    assert (now.set_aside, now.left_over) == (("ck-000001-000001",), ())
+    assert "deleted    ck-000001-000001: set aside by retention, and not removed yet" in shown(now)
+    sweep(store, watched.disk, CheckpointId(epoch, 3), None)
+    now, told = watched.look()
+    assert (now.set_aside, told) == ((), [])
+    assert "set aside" not in shown(now)
 
 
 def test_a_published_checkpoint_is_read_once() -> None:

@@ -211,6 +211,8 @@ def picture(now: Look, answers: Iterable[Answers] = ()) -> Iterator[Block]:
         yield f"  overtaken  {', '.join(now.overtaken)}"
     if now.left_over:
         yield f"  left over  {count(len(now.left_over), 'draft')} of checkpoints that were not published"
+    if now.set_aside:
+        yield f"  deleted    {', '.join(now.set_aside)}: set aside by retention, and not removed yet"
     rows = tuple(_row(now, each) for each in reversed(now.published[-SHOWN:]))
     if rows:
         columns = ("checkpoint", "written", "ago", "rollouts", "beside the servers' parts")

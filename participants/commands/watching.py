@@ -54,7 +54,8 @@ class Look:
     """A root at one moment. `start` is what the newest life started from, None for nothing; `void`: it has not said.
 
     `published` are those of the newest life's chain, oldest first; `overtaken` those that no start takes; `left_over`
-    the drafts of lives that are over. `problem`: the chain is broken, and nothing is said of it.
+    the drafts of lives that are over, `set_aside` what retention has given up and not removed yet. `problem`: the chain
+    is broken, and nothing is said of it.
     """
 
     directory: str
@@ -67,6 +68,7 @@ class Look:
     overtaken: tuple[str, ...] = ()
     under_way: UnderWay | None = None
     left_over: tuple[str, ...] = ()
+    set_aside: tuple[str, ...] = ()
     problem: str | None = None
 
     @property
@@ -109,6 +111,7 @@ def look(root: Path, disk: Disk, clock: Clock, entropy: Entropy, before: Look | 
         overtaken=tuple(map(str, survey.overtaken)),
         under_way=None if current is None else _under_way(disk, root, current, published, before, now),
         left_over=tuple(str(each) for each in drafts if each is not None and each != current),
+        set_aside=tuple(name.removeprefix(".").removesuffix(".deleted") for name in survey.set_aside),
     )
 
 
@@ -204,6 +207,7 @@ def _news(before: Look, now: Look) -> Iterator[Happening]:
             what = f"{name} was published by a coordinator that was overtaken; no start takes it"
             yield Happening(now.ts, what, alarm=True)
     for name in sorted(known - there):
-        yield Happening(now.ts, f"{name} is gone")
+        what = "is deleted by retention" if name in now.set_aside else "is gone"
+        yield Happening(now.ts, f"{name} {what}")
     if new is not None and (old is None or new.checkpoint_id != old.checkpoint_id):
         yield Happening(now.ts, f"{new.checkpoint_id} is under way")

@@ -55,10 +55,11 @@ class BlockingTrainer(Protocol):
 
     They are called one at a time, each in any worker thread, while the trainer's own threads go on. So a trainer has a
     lock of its own: it holds it while it moves its cursor *and* hands the dispatches over (`runnable`), and each hook
-    holds it while it reads or changes the state. `policy_version` is read in the thread that calls `consumed`.
+    holds it while it reads or changes the state. `policy_version` is read in the thread that calls `save`, right before
+    it: a trainer that may step in between returns the version from `save`.
     """
 
-    def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
+    def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> tuple[int, int] | None:
         """As `Trainer.save`. When the checkpoint's time is over its thread is left alone, and what it wrote unused."""
 
     def load(self, directory: Path) -> None:
@@ -72,7 +73,11 @@ class BlockingTrainer(Protocol):
 
 
 class BlockingLauncher(Protocol):
-    """A `Launcher` of plain functions. They run in worker threads and are waited for, whatever happens meanwhile."""
+    """A `Launcher` of plain functions. They run in worker threads and are waited for, whatever happens meanwhile.
+
+    An attribute `exited`, as of a `Launcher`, is optional. It is read in the coordinator's thread, also while one of
+    the functions runs, so it looks and does not wait.
+    """
 
     def start(self, epoch: int) -> Mapping[str, str]:
         """As `Launcher.start`."""
@@ -270,10 +275,14 @@ class _Hooks:
     def __init__(self, trainer: BlockingTrainer) -> None:
         self._trainer = trainer
         self._threads = _InThreads(abandon=True)
-        self._version: tuple[int, int] | None = None
 
-    async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
-        await self._threads.call("save", self._trainer.save, directory, dispositions)
+    async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> tuple[int, int] | None:
+        def versioned() -> tuple[int, int] | None:
+            version: tuple[int, int] | None = getattr(self._trainer, "policy_version", None)
+            said = self._trainer.save(directory, dispositions)
+            return version if said is None else said
+
+        return await self._threads.call("save", versioned)
 
     async def load(self, directory: Path) -> None:
         await self._threads.call("load", self._trainer.load, directory)
@@ -282,15 +291,7 @@ class _Hooks:
         await self._threads.call("accept", self._trainer.accept, result)
 
     async def consumed(self) -> Set[str]:
-        def both() -> tuple[Set[str], tuple[int, int] | None]:
-            return self._trainer.consumed(), getattr(self._trainer, "policy_version", None)
-
-        consumed, self._version = await self._threads.call("consumed", both)
-        return consumed
-
-    @property
-    def policy_version(self) -> tuple[int, int] | None:
-        return self._version
+        return await self._threads.call("consumed", self._trainer.consumed)
 
 
 def _optional(name: str) -> Callable[..., Awaitable[Any]]:
@@ -327,6 +328,17 @@ class _Launching:
         await self._threads.call("stop", self._launcher.stop)
 
 
+class _LaunchingAndKnowing(_Launching):
+    """One that also knows which of its servers have ended."""
+
+    @property
+    def exited(self) -> Mapping[str, int]:
+        exited: Mapping[str, int] = self._launcher.exited  # type: ignore[attr-defined]
+        return exited
+
+
 def _launcher(launcher: Any) -> Launcher:
-    """An async launcher as it is, a plain one in worker threads."""
-    return launcher if iscoroutinefunction(launcher.start) else _Launching(launcher)
+    """An async launcher as it is, a plain one in worker threads, with `exited` if it has that."""
+    if iscoroutinefunction(launcher.start):
+        return launcher  # type: ignore[no-any-return]
+    return _LaunchingAndKnowing(launcher) if hasattr(launcher, "exited") else _Launching(launcher)

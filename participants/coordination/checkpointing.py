@@ -113,11 +113,21 @@ class Checkpointing:
         if problem:
             return f"not all were retired: {problem}"
         self.retired |= gone
+        for episode in gone:
+            self._start_over(episode)
         now = trio.current_time()
         with trio.move_on_at(now + max(0.0, self._ends - now) * ANSWER_SHARE):
             while any(self._is_awaited(episode) for episode in gone):
                 await life.change()
         return ""
+
+    def _start_over(self, episode: EpisodeId) -> None:
+        """One that was not sent, as a continuation that waits to be, has its next attempt: nobody hears of its end."""
+        life = self.life
+        rollout = life.ledger[episode.rollout_id]
+        if rollout.episode == episode and not (rollout.sent or rollout.has_result):
+            life.note(life.ledger.retried(episode.rollout_id))
+            life.retirements.forget(episode)
 
     def _is_awaited(self, episode: EpisodeId) -> bool:
         """Its `/run` has not been answered yet, with the result that it had or with its end."""

@@ -47,7 +47,7 @@ from .outcomes import (
     RestartFailed,
 )
 from .recovery import CheckpointRejected, Found, RestorePlan, Verdict, plan_restore
-from .restoring import claim_and_choose, recorded_servers, restore
+from .restoring import Begun, claim_and_choose, recorded_servers
 from .stragglers import Stragglers
 from .supervisor import Supervisor
 from .trainer import Dispatch, Trainer
@@ -146,8 +146,9 @@ class Coordinator:
         """This life stands where the newest whole checkpoint of its chain stood, or at a fresh start; servers are open.
 
         Claims an epoch, chooses and records its base, starts the servers with it, loads the framework's half, restores,
-        delivers again what the trainer lacks. Once per coordinator. Raises CheckpointRejected, DiscoveryFailed,
-        StoreError, CoordinatorError, and what the launcher and the trainer raise: then nothing runs.
+        delivers again what the trainer lacks. If a server dies meanwhile, all are started anew, as later in the life.
+        Once per coordinator. Raises CheckpointRejected, DiscoveryFailed, StoreError, RestartFailed, Overtaken, and what
+        the launcher and the trainer raise: then nothing runs.
         """
         if self._started:
             raise RuntimeError("recover() is called once; another life is another Coordinator")
@@ -163,32 +164,31 @@ class Coordinator:
         with telemetry.span(RECOVERY_STEPS["launch"]):
             urls = await self._launcher.start(begun.epoch)
         life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
-        life.meet(await self._discover(urls, begun.epoch), self._launcher)
+        self._supervisor = supervisor = Supervisor(
+            life, self._launcher, self._discover, self._interrupt, partial(self._load, life), begun
+        )
+        standing = await supervisor.begin(urls, told)
         if nameless := [member.name for member in life.deployment.members if not member.incarnation]:
             log.warning(
                 "%s: no incarnation in its replies; phase and id are all that proves that it is still committed",
                 ", ".join(nameless),
             )
-        with telemetry.span(RECOVERY_STEPS["plan"]):
-            plan = await self._plan(life, begun.checkpoint)
         dispatcher = Dispatcher(life)
-        verdicts, failed = await self._restore(life, begun.checkpoint, plan)
+        assert supervisor.plan is not None
         with telemetry.span(RECOVERY_STEPS["deliver"]):
-            await dispatcher.redeliver(row.rollout_id for row in plan.redeliver)
+            await dispatcher.redeliver(row.rollout_id for row in supervisor.plan.redeliver)
         self._life, self._dispatcher = life, dispatcher
-        self._supervisor = Supervisor(life, self._launcher, self._discover, self._interrupt)
-        self._nursery.start_soon(self._supervisor.run)
-        self._tell(verdicts, begun.overtaken)
-        checkpoint_id = None if begun.checkpoint is None else begun.checkpoint.manifest.checkpoint_id
-        restored = checkpoint_id is not None and not failed
-        told.came_to(begun.epoch, checkpoint_id, verdicts, plan.turns, restored=restored)
+        self._nursery.start_soon(supervisor.run)
+        base = supervisor.begun
+        self._tell(standing.verdicts, base.overtaken)
+        supervisor.tell(told)
         return Recovered(
-            checkpoint_id=checkpoint_id,
-            epoch=begun.epoch,
-            verdicts=verdicts,
-            restore_failed=failed,
-            overtaken=begun.overtaken,
-            damaged=begun.damaged,
+            checkpoint_id=base.checkpoint_id,
+            epoch=life.epoch,
+            verdicts=standing.verdicts,
+            restore_failed=standing.failed,
+            overtaken=base.overtaken,
+            damaged=begun.damaged if base is begun else base.damaged + begun.damaged,
             runnable_=self.runnable,
         )
 
@@ -235,16 +235,13 @@ class Coordinator:
             )
         )
 
-    async def _restore(
-        self, life: Life, checkpoint: Checkpoint | None, plan: RestorePlan
-    ) -> tuple[tuple[Verdict, ...], str]:
-        registry, ledger = (checkpoint.registry, checkpoint.ledger) if checkpoint is not None else ((), ())
+    async def _load(self, life: Life, begun: Begun) -> RestorePlan:
+        with self.seams.telemetry.span(RECOVERY_STEPS["plan"]):
+            plan = await self._plan(life, begun.checkpoint)
+        known = begun.checkpoint
+        registry, ledger = (known.registry, known.ledger) if known is not None else ((), ())
         life.note(recovered(registry, ledger, plan.verdicts))  # what is saved is known before anything is acknowledged
-        failed = await restore(life, checkpoint, plan)
-        verdicts = tuple(each.restarted(failed) for each in plan.verdicts) if failed else plan.verdicts
-        if failed:
-            life.note(recovered(registry, ledger, verdicts))
-        return verdicts, failed
+        return plan
 
     def _tell(self, verdicts: Iterable[Verdict], overtaken: Iterable[str]) -> None:
         for verdict in verdicts:
@@ -296,11 +293,14 @@ class Coordinator:
             self._checkpointing = False
 
     async def _checkpoint(self, life: Life, timeout_s: float, choice: Stragglers) -> Published | Aborted:
-        began = trio.current_time()
-        with trio.move_on_after(timeout_s):
-            await life.up.wait()
+        ends = trio.current_time() + timeout_s
+        with trio.move_on_at(ends):
+            while True:  # they may be gone again by the time that this goes on
+                await life.up.wait()
+                if life.up.is_open:
+                    break
         life.check_running()
-        left_s = timeout_s - (trio.current_time() - began)
+        left_s = ends - trio.current_time()
         if not life.up.is_open or left_s <= 0:
             checkpoint_id = str(life.next_checkpoint_id())
             reason = f"the servers were not started anew within {timeout_s:g} s"

@@ -229,12 +229,14 @@ class Dispatcher:
                 answer = await self._ask(life.ledger[rollout_id], patience, serving)
                 if not await self._counts(answer, serving):
                     continue  # its servers are gone: it goes on under the attempt that a restart gives it
-                if answer.came is Came.NO_RESULT and await life.retirements.has_retired(episode):
-                    if life.ledger[rollout_id].episode == episode:  # a restart has not given it another one meanwhile
-                        life.note(life.ledger.retried(rollout_id))
-                    continue
-                if serving.over:
-                    continue
+                if answer.came is Came.NO_RESULT and (retirement := life.retirements.of(episode)) is not None:
+                    if await retirement.succeeded():
+                        if not serving.over:
+                            life.note(life.ledger.retried(rollout_id))
+                            life.retirements.forget(episode)
+                        continue
+                    if not await self._counts(answer, serving):  # it was we who ended it, and maybe for a death
+                        continue
                 if answer.came is not Came.TURNED_AWAY:
                     life.retirements.forget(episode)
                     return answer

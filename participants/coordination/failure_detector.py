@@ -37,12 +37,22 @@ class KnowsExits(Protocol):
         """The servers that were started and have ended without being stopped, with their exit status."""
 
 
+def ended_by_themselves(launcher: object) -> Mapping[str, int]:
+    """The servers of which this launcher knows that they have ended, with their exit status."""
+    return launcher.exited if isinstance(launcher, KnowsExits) else {}
+
+
 @frozen
 class Death:
     """A server of the deployment is gone, and with it what it held."""
 
     server: str
     reason: str
+
+    @classmethod
+    def of_exit(cls, server: str, status: int) -> Death:
+        """Its process has ended by itself."""
+        return cls(server, f"its process has ended with status {status}")
 
     def __str__(self) -> str:
         return f"{self.server} is dead: {self.reason}"
@@ -74,7 +84,7 @@ class FailureDetector:
         self.death: Death | None = None
         self._every_s = every_s
         self._retry_s = min(RETRY_S, every_s / 4)
-        self._launcher = launcher if isinstance(launcher, KnowsExits) else None
+        self._launcher = launcher
         self._record = record
         self._number = 0
         self._closed = False
@@ -90,7 +100,7 @@ class FailureDetector:
         async with trio.open_nursery() as nursery:
             for each in self._watched.values():
                 nursery.start_soon(self._ask_regularly, each)
-            if self._launcher is not None:
+            if isinstance(self._launcher, KnowsExits):
                 nursery.start_soon(self._look_for_exits)
             while self.death is None:
                 await self._changed.wait()
@@ -164,11 +174,11 @@ class FailureDetector:
             await trio.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:
-        for name, status in (self._launcher.exited if self._launcher is not None else {}).items():
+        for name, status in ended_by_themselves(self._launcher).items():
             if name in self._watched:
                 self._step(self._watched[name], Exited(status))
             else:  # it takes no part and is needed all the same: a judge, a server of another make
-                self._die(Death(name, f"its process has ended with status {status}"))
+                self._die(Death.of_exit(name, status))
 
     def _step(self, each: _Watched, event: Any) -> None:
         if isinstance(event, Answered):

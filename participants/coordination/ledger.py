@@ -63,7 +63,8 @@ class Rollout:
     """One rollout: its dispatch record, its newest attempt, and its result once there is one.
 
     `sent`: its `/run` is out and was not turned away. `restored`: this attempt continues a checkpoint's record.
-    `ended`: why its `/run` ended without a result in this life, or "".
+    `ended`: why its `/run` ended without a result in this life, or "". `used`: the highest attempt that was given
+    before, where a restart has gone back behind it.
     """
 
     dispatch: Dispatch
@@ -76,6 +77,12 @@ class Rollout:
     sent: bool = False
     restored: bool = False
     ended: str = ""
+    used: int = 0
+
+    @property
+    def highest(self) -> int:
+        """The highest attempt that this life has given it."""
+        return max(self.used, self.attempt)
 
     @property
     def episode(self) -> EpisodeId:
@@ -173,9 +180,8 @@ class Ledger:
             return self
         rollout.after(Tombstoned())
         fresh = ATTEMPT.start()
-        return self._put(
-            evolve(rollout, attempt=rollout.attempt + 1, execution=fresh, sent=False, restored=False, ended="")
-        )
+        following = rollout.highest + 1
+        return self._put(evolve(rollout, attempt=following, execution=fresh, sent=False, restored=False, ended=""))
 
     # --- checkpoint
 
@@ -242,9 +248,18 @@ class Ledger:
     # --- a restart of the servers
 
     def restarted(self, verdicts: Iterable[Verdict]) -> Ledger:
-        """Who has no result waits under its next attempt; what was registered after these were decided is as it was."""
+        """Who has no result waits under its next attempt; what was registered after these were decided is as it was.
+
+        A result that has come since then stands; the servers know its rollout by the attempt that they were given.
+        """
         decided = {each.rollout_id: each for each in verdicts if each.next_attempt is not None}
-        return self._with(decided, lambda each: _waiting(each, decided[each.dispatch.rollout_id]))
+
+        def waiting(rollout: Rollout) -> Rollout:
+            verdict = decided[rollout.dispatch.rollout_id]
+            after = _waiting(rollout, verdict)
+            return evolve(rollout, attempt=after.attempt, used=after.used) if rollout.has_result else after
+
+        return self._with(decided, waiting)
 
     # --- results
 
@@ -254,7 +269,7 @@ class Ledger:
         entry, effects = LEDGER_ENTRY.step(rollout.entry, Received(receipt.header))
         if rollout.has_result:
             return self._put(evolve(rollout, entry=entry)), effects
-        if receipt.attempt < rollout.attempt:  # it came before its servers were restarted, and was being saved since
+        if not rollout.sent:  # it came before its servers were restarted, and was being saved since
             rollout = rollout.after(Dispatched())
         completed = _released(rollout).after(Completed())
         return self._put(evolve(completed, entry=entry, receipt=receipt, body=body, ended="")), effects
@@ -368,7 +383,11 @@ def _waiting(rollout: Rollout, verdict: Verdict) -> Rollout:
     """The rollout under its next attempt, which is not dispatched; nothing but why it ended before is kept."""
     assert verdict.next_attempt is not None
     waiting = Rollout(
-        dispatch=rollout.dispatch, digest=rollout.digest, attempt=verdict.next_attempt, ended=rollout.ended
+        dispatch=rollout.dispatch,
+        digest=rollout.digest,
+        attempt=verdict.next_attempt,
+        ended=rollout.ended,
+        used=rollout.highest,
     )
     if verdict.disposition is Disposition.CONTINUE:
         return evolve(waiting.after(Restored()), restored=True)

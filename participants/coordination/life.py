@@ -193,9 +193,10 @@ class Life:
             raise self.why_stopped
 
     def meet(self, deployment: Deployment, launcher: object = None) -> None:
-        """These are the servers from now on; nothing is known of what any before them kept."""
+        """These are the servers from now on; nothing is known of what any before them kept, or had retired."""
         self.deployment = deployment
         self.housekeeping = Housekeeping()
+        self.retirements = Retirements()
         self._no_results.clear()
         self.detector = FailureDetector(
             deployment.members,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -185,7 +186,6 @@ class Phases:
         self.consumed = frozenset(await self._hook("consumed", self.life.trainer.consumed))
         if contradiction := self.reading.contradiction(self.consumed):
             raise StageFailed(contradiction, broken=True)
-        self.policy_version = await self._hook("policy_version", self._read_policy_version)
         self.settled = self.cut.dispositions(self.reading, self.life.deployment.sharing)
         dispositions = {rollout_id: each.disposition for rollout_id, each in self.settled.items()}
         try:
@@ -196,16 +196,22 @@ class Phases:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_leases, nursery.cancel_scope, failed)
             try:
-                await self._hook("save", partial(self.life.trainer.save, directory, dispositions))
+                await self._hook("save", partial(self._capture, directory, dispositions))
             except StageFailed as failure:
                 failed.append(failure)
             nursery.cancel_scope.cancel()
         if failed:
             raise failed[0]
 
-    async def _read_policy_version(self) -> tuple[int, int] | None:
+    async def _capture(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
+        """The framework has saved, and it is known which weights: those at this moment, or those that it names."""
         trainer = self.life.trainer
-        return trainer.policy_version if isinstance(trainer, HasPolicyVersion) else None
+        version = trainer.policy_version if isinstance(trainer, HasPolicyVersion) else None
+        said = await trainer.save(directory, dispositions)
+        version = version if said is None else said
+        if version is not None and not _is_pair(version):
+            raise ValueError(f"a policy version is a pair of integers, (trainer life, step), not {version!r}")
+        self.policy_version = version
 
     async def _hook(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -307,6 +313,10 @@ class Phases:
                 await self.life.disk(partial(self.life.store.discard, self.draft))
             except StoreError as error:
                 log.warning("%s: what was written of it is left over: %s", self.checkpoint_id, error)
+
+
+def _is_pair(version: object) -> bool:
+    return isinstance(version, tuple) and len(version) == 2 and all(type(each) is int for each in version)
 
 
 def report_of(reply: Reply) -> Mapping[str, Any]:

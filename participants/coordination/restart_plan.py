@@ -43,7 +43,7 @@ def plan_restart(
             live=True,
         )
     )
-    highest = {each.rollout_id: max(each.attempt, ledger[each.rollout_id].attempt) for each in plan.verdicts}
+    highest = {each.rollout_id: max(each.attempt, ledger[each.rollout_id].highest) for each in plan.verdicts}
     return evolve(
         plan,
         verdicts=above(plan.verdicts, ledger),
@@ -54,7 +54,7 @@ def plan_restart(
 
 def above(verdicts: Iterable[Verdict], ledger: Ledger) -> tuple[Verdict, ...]:
     """The verdicts, with each fresh start above every attempt that this life has given."""
-    return tuple(_above(each, ledger[each.rollout_id].attempt) for each in verdicts)
+    return tuple(_above(each, ledger[each.rollout_id].highest) for each in verdicts)
 
 
 def _above(verdict: Verdict, live: int) -> Verdict:

@@ -43,6 +43,10 @@ class Begun:
     overtaken: tuple[str, ...] = ()
     damaged: tuple[Damaged, ...] = ()
 
+    @property
+    def checkpoint_id(self) -> str | None:
+        return None if self.checkpoint is None else self.checkpoint.manifest.checkpoint_id
+
 
 async def claim_and_choose(store: Store, seams: Seams, *, fall_back: bool = True) -> Begun:
     """This life's epoch is claimed and its base recorded, and nobody has claimed since.

@@ -59,15 +59,10 @@ class Retirements:
                 retirement.done.set()
         return problem
 
-    async def has_retired(self, episode: EpisodeId) -> bool:
-        """Whether this attempt, which has ended without a result, was retired, and is over everywhere. Asked once."""
-        retirement = self._known.get(episode)
-        if retirement is None:
-            return False
-        succeeded = await retirement.succeeded()
-        self._known.pop(episode, None)
-        return succeeded
+    def of(self, episode: EpisodeId) -> Retirement | None:
+        """The retirement of this attempt, under way or over; None if there is none."""
+        return self._known.get(episode)
 
     def forget(self, episode: EpisodeId) -> None:
-        """Its result came: nobody will ask."""
+        """What came of it is known: nobody will ask."""
         self._known.pop(episode, None)

@@ -80,11 +80,12 @@ class Trainer(Protocol):
     trainer does not await: then each dispatch behind a saved cursor is in the same checkpoint (S40).
     """
 
-    async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
+    async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> tuple[int, int] | None:
         """Everything that `load` needs is in files below `directory`, which exists and is empty.
 
         `dispositions` holds the settled disposition of every rollout that the coordinator knows. Raising aborts this
-        checkpoint; the run goes on and the previous checkpoint stays in force.
+        checkpoint; the run goes on and the previous checkpoint stays in force. Returns the policy version of what it
+        captured; None says that `policy_version`, read right before this call, is right, or that there is none.
         """
 
     async def load(self, directory: Path) -> None:
@@ -115,7 +116,7 @@ class HasPolicyVersion(Protocol):
 
     @property
     def policy_version(self) -> tuple[int, int] | None:
-        """(trainer life, step): names one set of weights for ever (I89)."""
+        """(trainer life, step): names one set of weights for ever (I89). Nothing is awaited between this and `save`."""
 
 
 @runtime_checkable

@@ -28,11 +28,10 @@ from statecore.seams import Disk
 from ..records.manifests import CheckpointId
 from . import chain
 from .files import remove_tree
-from .store import Store
+from .store import SET_ASIDE, Store, set_aside_name
 
 T = TypeVar("T")
 _DRAFT: Final = re.compile(r"\.(ck-[0-9]{6,}-[0-9]{6,})\.partial\Z")
-_SET_ASIDE: Final = re.compile(r"\.(ck-[0-9]{6,}-[0-9]{6,})\.deleted\Z")
 
 
 @frozen
@@ -42,11 +41,6 @@ class Swept:
     checkpoints: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-
-
-def set_aside_name(checkpoint_id: CheckpointId) -> str:
-    """The directory of a checkpoint, or of a draft, from the moment on that it is given up until it is removed."""
-    return f".{checkpoint_id}.deleted"
 
 
 def sweep(store: Store, disk: Disk, published: CheckpointId, keep: int | None) -> Swept:
@@ -100,7 +94,7 @@ class _Sweep:
     def _left_behind(self) -> list[Path]:
         """What is set aside, by this life or one before it."""
         names = self._try(self.store.root, partial(self.disk.listdir, self.store.root)) or []
-        found = [(name, _named(_SET_ASIDE, name)) for name in names]
+        found = [(name, _named(SET_ASIDE, name)) for name in names]
         return [self.store.root / name for name, each in found if each is not None and each < self.published]
 
     def _set_aside(self, path: Path, checkpoint_id: CheckpointId) -> bool:

@@ -49,6 +49,7 @@ MAX_CLAIM_TRIES: Final = 100
 LATEST: Final = "LATEST"
 _CLAIM = re.compile(r"epoch-([0-9]{6,})\.json\Z")
 _PARTIAL = re.compile(r"\.(ck-[0-9]{6,}-[0-9]{6,})\.partial\Z")
+SET_ASIDE: Final = re.compile(r"\.(ck-[0-9]{6,}-[0-9]{6,})\.deleted\Z")
 _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 
 
@@ -75,13 +76,15 @@ class Publication:
 @frozen
 class Survey:
     """What a root holds: claims by epoch, published checkpoints, those of the newest claim's chain in the order tried,
-    those that were overtaken, and drafts that were never published."""
+    those that were overtaken, drafts that were never published, and what retention has set aside and not removed yet.
+    """
 
     claims: tuple[Claim, ...]
     published: tuple[CheckpointId, ...]
     candidates: tuple[CheckpointId, ...]
     overtaken: tuple[CheckpointId, ...]
     partial: tuple[str, ...]
+    set_aside: tuple[str, ...]
 
 
 @frozen
@@ -100,6 +103,11 @@ def _store_errors(what: Path) -> Iterator[None]:
 def partial_name(checkpoint_id: CheckpointId) -> str:
     """The directory of a checkpoint before its publication."""
     return f".{checkpoint_id}.partial"
+
+
+def set_aside_name(checkpoint_id: CheckpointId) -> str:
+    """The directory of a checkpoint, or of a draft, from the moment on that it is given up until it is removed."""
+    return f".{checkpoint_id}.deleted"
 
 
 class Store:
@@ -193,8 +201,10 @@ class Store:
         following = chain.next_epoch(claims)
         tried = chain.candidates(following, claims | {following: Claim(following)}, published)
         partial = tuple(name for name in self._names() if _PARTIAL.match(name))
+        set_aside = tuple(name for name in self._names() if SET_ASIDE.match(name))
         overtaken = tuple(each for each in published if each not in tried)
-        return Survey(tuple(claims[epoch] for epoch in sorted(claims)), published, tried, overtaken, partial)
+        claimed = tuple(claims[epoch] for epoch in sorted(claims))
+        return Survey(claimed, published, tried, overtaken, partial, set_aside)
 
     # --- checkpoints
 

@@ -154,8 +154,8 @@ class ControlClient:
 
     `client` serves control calls only. The server's `incarnation` is the one that is given, or the first that a reply
     shows; every later call but GET status and capabilities is meant for it, and a fresh process refuses it (S59). What
-    the newest reply showed is in `seen_incarnation`, `server_epoch` and `server_ts`; `adopt` turns to the successor.
-    `on_answer`, if it is set, gets what came of every sending.
+    the newest reply showed is in `seen_incarnation`, `server_epoch` and `server_ts`; another process of the same name
+    needs another client. `on_answer`, if it is set, gets what came of every sending.
     """
 
     def __init__(
@@ -194,10 +194,6 @@ class ControlClient:
     def restarted(self) -> bool:
         """Whether the newest reply came from another incarnation than the one that calls are meant for."""
         return self.seen_incarnation is not None and self.seen_incarnation != self.incarnation
-
-    def adopt(self) -> None:
-        """Calls are meant for the incarnation that the newest reply showed."""
-        self.incarnation = self.seen_incarnation
 
     async def status(self, *, timeout_s: float | None = None, tries: int | None = None) -> Reply:
         """The reply of GET status; `timeout_s` (default: the client's) bounds all tries, plus the grace."""
