@@ -132,8 +132,8 @@ def test_s16_memory_grows_with_history() -> None:
 class CountsForEver(Resources[Counter]):
     """The fault: what was let in is counted out when its session hears of it, and a seed that failed made none."""
 
-    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, *, fenced: bool = True) -> Activity:
-        activity = await super().admitted(request, owner, fenced=fenced)
+    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, **options: Any) -> Activity:
+        activity = await super().admitted(request, owner, **options)
         end = activity.end
 
         def if_there() -> None:
