@@ -257,6 +257,7 @@ def test_a_call_between_servers_that_is_struck_makes_no_wrong_result(fault: Faul
         ("env", "tools"), ("env", "simple_agent"), ("simple_agent", "policy_model"), ("simple_agent", "tools"),
     }  # fmt: skip
     lost = set()
+    costly = set()
     for kind in sorted(undisturbed.seen):
         struck = Struck(kind, fault, by_servers=True)
         outcome = seen_with(struck)
@@ -269,4 +270,6 @@ def test_a_call_between_servers_that_is_struck_makes_no_wrong_result(fault: Faul
         for name in outcome.lost:
             assert any(f"'rollout_id': '{name}'" in row and "'disposition': 'fresh'" in row for row in newest), kind
         lost |= set(outcome.lost)
+        costly |= {kind[2:] for _ in outcome.lost}
     assert bool(lost) is may_lose
+    assert ("tools", "increment") not in costly  # the session there keeps its replies: it is sent again

@@ -246,10 +246,19 @@ class Peer:
             except httpx.ConnectError as error:
                 if knock == CONNECT_TRIES:
                     raise ParticipantLost(f"{self.name} cannot be reached: {error}") from error
-                await anyio.sleep(CLOSED_WAIT_S[1])
-            except httpx.TransportError as error:
-                raise ParticipantLost(f"{self.name} did not answer {path}: {type(error).__name__} {error}") from error
+            except httpx.TransportError as error:  # it may have been applied
+                if knock == CONNECT_TRIES or not (counts and self._is_known_there):
+                    why = f"{self.name} did not answer {path}: {type(error).__name__} {error}"
+                    raise ParticipantLost(why) from error
+            await anyio.sleep(CLOSED_WAIT_S[1])
         raise AssertionError("unreachable")
+
+    @property
+    def _is_known_there(self) -> bool:
+        """Whether a session of ours is there that keeps its replies: a call sent again is applied once (S33, I57)."""
+        session_id = self.trail.sessions.get(self.name)
+        position = self.trail.positions.get(("resources", self.name, session_id or ""))
+        return position is not None and not position.weak
 
     def _read(self, answered: Answered) -> Reply | None:
         """The reply, or None when the peer is closed, or has no room to hold the call, and must be asked again."""
