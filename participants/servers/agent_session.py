@@ -256,7 +256,7 @@ class Session:
             return Peer(self._agent, name, None, self._trail, lambda: None)
         return Peer(
             self._agent, name, live.episode, self._trail, self._check,
-            around_model=self._around_model, around_other=self._around_other, on_restart=self._start_over,
+            around_model=self._around_model, around_other=self._around_other, on_restart=self.start_over,
         )  # fmt: skip
 
     async def boundary(self, state: Any, *, items: Any = None, usage: Any = None) -> bool:
@@ -305,7 +305,7 @@ class Session:
         if live.generation != self._generation:
             raise SessionError(f"this loop of {live.episode.key} was replaced by a newer one (I9)")
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         """A part of this rollout cannot be continued: it blocks no checkpoint from here on (section 2)."""
         live = self._live
         if live is not None and not live.restart:
