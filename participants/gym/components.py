@@ -14,6 +14,7 @@ from attrs import frozen
 from ..servers.codecs import json_codec
 from ..servers.modes import Mode
 from ..servers.resources import Verify
+from .codecs import blackjack_sessions, workplace_sessions
 from .held import Held, held_in
 
 
@@ -34,6 +35,12 @@ RESOURCES: Final[Mapping[str, Known]] = {
         mode=Mode.EXPORT_RESTORE,
         held=held_in("session_id_to_counter", json_codec()),
         why="a session is one number",
+    ),
+    "resources_servers.blackjack.app:BlackjackEnv": Known(
+        mode=Mode.EXPORT_RESTORE, held=blackjack_sessions(), why="a session is two hands and the generator that deals"
+    ),
+    "resources_servers.workplace_assistant.app:WorkbenchResourcesServer": Known(
+        mode=Mode.EXPORT_RESTORE, held=workplace_sessions(), why="a session is the data frames of its tools"
     ),
     "resources_servers.example_single_tool_call.app:SimpleWeatherResourcesServer": Known(
         mode=Mode.STATELESS,

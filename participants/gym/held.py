@@ -6,25 +6,31 @@ dictionary and a codec for its values. A session without an entry (not begun, or
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from collections.abc import MutableMapping
+from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import define, frozen
 
 from ..servers.codecs import JSON, Codec, CodecError
 
-ABSENT: Final = None
+
+@define(eq=False)
+class Slot:
+    """What a server has of one session; None is nothing. Slots are compared by what they export."""
+
+    value: Any
 
 
 class Held(Protocol):
     """A server's sessions: read, put back after a restore, and dropped when their rollout is over."""
 
     @property
-    def codec(self) -> Codec[Any]: ...
+    def codec(self) -> Codec[Slot]: ...
 
-    def get(self, server: Any, session_id: str) -> Any:
-        """The state of the session, None when there is none."""
+    def get(self, server: Any, session_id: str) -> Slot:
+        """The state of the session as it is now."""
 
-    def put(self, server: Any, session_id: str, state: Any) -> None:
+    def put(self, server: Any, session_id: str, state: Slot) -> None:
         """The session has this state."""
 
     def drop(self, server: Any, session_id: str) -> None:
@@ -32,47 +38,51 @@ class Held(Protocol):
 
 
 @frozen
-class _OrAbsent(Codec[Any]):
+class SlotCodec(Codec[Slot]):
+    """Carries a slot, its value by a codec of its own."""
+
     inner: Codec[Any]
 
     @property
     def name(self) -> str:
         return self.inner.name
 
-    def export(self, state: Any, /) -> JSON:
-        return ABSENT if state is None else {"state": self.inner.export(state)}
+    def export(self, state: Slot, /) -> JSON:
+        return None if state.value is None else {"state": self.inner.export(state.value)}
 
-    def load(self, data: JSON, /) -> Any:
-        if data is ABSENT:
-            return None
+    def load(self, data: JSON, /) -> Slot:
+        if data is None:
+            return Slot(None)
         if type(data) is not dict or set(data) != {"state"}:
             raise CodecError(self.name, "$", "neither null nor an object with a state")
-        return self.inner.load(data["state"])
+        return Slot(self.inner.load(data["state"]))
 
 
 @frozen
-class _InAttribute:
-    attribute: str
-    codec: Codec[Any]
+class InAttribute:
+    """Sessions in a dictionary of the server, by session id."""
 
-    def _all(self, server: Any) -> dict[str, Any]:
+    attribute: str
+    codec: Codec[Slot]
+
+    def all_of(self, server: Any) -> MutableMapping[str, Any]:
         found = getattr(server, self.attribute)
-        assert isinstance(found, dict), f"{type(server).__name__}.{self.attribute} is no dictionary"
+        assert isinstance(found, MutableMapping), f"{type(server).__name__}.{self.attribute} is no dictionary"
         return found
 
-    def get(self, server: Any, session_id: str) -> Any:
-        return self._all(server).get(session_id)
+    def get(self, server: Any, session_id: str) -> Slot:
+        return Slot(self.all_of(server).get(session_id))
 
-    def put(self, server: Any, session_id: str, state: Any) -> None:
-        if state is None:
+    def put(self, server: Any, session_id: str, state: Slot) -> None:
+        if state.value is None:
             self.drop(server, session_id)
         else:
-            self._all(server)[session_id] = state
+            self.all_of(server)[session_id] = state.value
 
     def drop(self, server: Any, session_id: str) -> None:
-        self._all(server).pop(session_id, None)
+        self.all_of(server).pop(session_id, None)
 
 
 def held_in(attribute: str, codec: Codec[Any]) -> Held:
     """Sessions in the dictionary `attribute` of the server, by session id, each value carried by `codec`."""
-    return _InAttribute(attribute, _OrAbsent(codec))
+    return InAttribute(attribute, SlotCodec(codec))

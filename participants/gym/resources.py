@@ -36,14 +36,14 @@ from ..servers.modes import Mode
 from ..servers.resources import CLOSE_PATH, SEED_PATHS, VERIFY_PATH, Resources, Staged, Verify
 from ..servers.session_book import Session
 from ..settings import Seams, Settings
-from .held import Held
+from .held import Held, Slot
 from .inner import PathKept, answered, as_sent
 from .session_cookies import GymCookies
 
 BROKEN: Final = "participant_broken"
 
 
-class GymResources(Resources[Any]):
+class GymResources(Resources[Slot]):
     """The participant around `server`, an instance of a Gym resources server.
 
     `held` says where its sessions are; None for a server without a codec. `cookie` is the key of its session cookie.
@@ -107,7 +107,7 @@ class GymResources(Resources[Any]):
 
     async def _seeded(
         self, episode: EpisodeId, request: Incoming, app: ASGIApp
-    ) -> tuple[Session[Any] | None, Response]:
+    ) -> tuple[Session[Slot] | None, Response]:
         """The session, if the seed made one, and Gym's reply; for a seed that is sent again those of the first."""
         seed = Seeded(self.seams.entropy.token_hex(16), request.headers.get(OPERATION_HEADER, ""))
         known = self._book.of(episode)
@@ -190,7 +190,7 @@ class GymResources(Resources[Any]):
 
     # --- sessions
 
-    def _session(self, request: Incoming) -> Session[Any] | None:
+    def _session(self, request: Incoming) -> Session[Slot] | None:
         """The session of this request; None for a caller that names no rollout and none of our sessions.
 
         Refused `session_lost` for a rollout that has none here: it is never made again (S60).
@@ -200,10 +200,10 @@ class GymResources(Resources[Any]):
             raise refuse_request("session_lost", "this server does not know that session")
         return session
 
-    def _state(self, session_id: str) -> Any:
-        return None if self._held is None else self._held.get(self._server, session_id)
+    def _state(self, session_id: str) -> Slot:
+        return Slot(None) if self._held is None else self._held.get(self._server, session_id)
 
-    def _note_state(self, session: Session[Any]) -> None:
+    def _note_state(self, session: Session[Slot]) -> None:
         """What Gym's handler has made of the state is the session's; it can be exported, or nobody goes on with it."""
         session.state = self._state(session.session_id)
         with self._codec_holds():
@@ -217,12 +217,12 @@ class GymResources(Resources[Any]):
         except Refused as refused:
             raise refuse_request(BROKEN, refused.detail) from refused
 
-    def _standing(self, session: Session[Any], response: Response) -> Response:
+    def _standing(self, session: Session[Slot], response: Response) -> Response:
         return _with(response, self._position(session).items())
 
     # --- a Part
 
-    def install(self, staged: Sequence[Staged[Any]], scope: frozenset[EpisodeId]) -> Sequence[str]:
+    def install(self, staged: Sequence[Staged[Slot]], scope: frozenset[EpisodeId]) -> Sequence[str]:
         if self._held is not None:
             for each in staged:
                 self._held.put(self._server, each.session_id, each.state)
