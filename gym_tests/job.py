@@ -73,7 +73,15 @@ def counter_task(index: int = 0) -> dict[str, Any]:
 
 
 def blackjack_task(index: int = 0) -> dict[str, Any]:
-    return row("blackjack", index)
+    task = row("blackjack")
+    task["responses_create_params"]["input"][1]["content"] = f"Deal me in, table {index}."
+    return task
+
+
+def asked_of(task: Mapping[str, Any]) -> str:
+    """What the user asks in a task: the scripted upstream notes it of each call."""
+    items = task["responses_create_params"]["input"]
+    return next(str(each["content"]) for each in items if each["role"] == "user")
 
 
 WORK: list[dict[str, Any]] = [

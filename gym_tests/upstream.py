@@ -1,8 +1,8 @@
 """A scripted model behind Gym's model server: what it says depends on the conversation alone, so that runs can be
 compared. ``python -m gym_tests.upstream PORT LOG`` serves it; each call is a line of LOG.
 
-Counter: two additions, a look, an answer. Blackjack: hit once, then stand. Weather: one look, an answer. Everything else:
-the tool calls that the task itself lists in its user message as a JSON array of {"name", "arguments"}, then an answer.
+Counter: two additions, a look, an answer. Blackjack: hit below 17, then stand. Weather: one look, an answer. Everything
+else: the tool calls that the task itself lists in its user message as a JSON array of {"name", "arguments"}, then an answer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ def answer(body: Json) -> Json:
     elif calls:
         output = [_message("done", done)]
     else:
-        output = [_message("<action>hit</action>" if said == 0 else "<action>stand</action>", said)]
+        hands = [re.match(r"Your hand: .* = (\d+)", str(item.get("content"))) for item in items]
+        value = next((int(hand[1]) for hand in reversed(hands) if hand), 17)
+        output = [_message("<action>hit</action>" if value < 17 else "<action>stand</action>", said)]
     number = hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:12]
     usage = {
         "input_tokens": 10,
@@ -88,6 +91,11 @@ def answer(body: Json) -> Json:
     }
 
 
+def _task(body: Json) -> str:
+    """What the user asked first, by which a rollout is known."""
+    return next((str(item.get("content")) for item in body["input"] if item.get("role") == "user"), "")
+
+
 def upstream(log: Path, delay_s: float) -> Starlette:
     """The application; a call is in the log when it begins."""
 
@@ -96,7 +104,7 @@ def upstream(log: Path, delay_s: float) -> Starlette:
         if isinstance(body["input"], str):
             body["input"] = [{"role": "user", "content": body["input"]}]
         with log.open("a") as lines:
-            lines.write(json.dumps({"items": len(body["input"]), "first": body["input"][0].get("content")}) + "\n")
+            lines.write(json.dumps({"items": len(body["input"]), "task": _task(body)}) + "\n")
         await asyncio.sleep(delay_s)
         return JSONResponse(answer(body))
 

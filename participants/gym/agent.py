@@ -1,26 +1,43 @@
 """A Gym agent as a participant: Gym's own loop, which stops at our boundaries and goes on from them.
 
 `/run` runs in the server's own task group, as every `/run` of ours does, and outlives its callers. What the loop needs to
-go on is the transcript of its calls (`transcript`). docs/reference/protocol.md sections 4, 6 and 7.
+go on is the transcript of its calls (`transcript`). Sessions that an environment opens are kept twice, by Gym and by us;
+after a restore Gym's half is opened again, by the body that opened it. Gym's loop calls a session's tools past its own
+client, at the addresses that it was given: it is given ours. docs/reference/protocol.md sections 4, 6 and 7.
 """
 
 from __future__ import annotations
 
+from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
 from ..identity import EpisodeId
-from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Receive, Scope, Send, encode_body, replay
-from ..servers.agent import RUN_PATH, SESSION_KEY, Agent
+from ..net.http import (
+    REQUEST_KEY,
+    ASGIApp,
+    Incoming,
+    Receive,
+    Scope,
+    Send,
+    encode_body,
+    refuse_request,
+    replay,
+    send_bytes,
+)
+from ..servers.agent import OPEN_PATH, RUN_PATH, SESSION_KEY, Agent
 from ..servers.agent_session import LiveSession
 from ..servers.asgi import Shell
-from ..servers.executions import never
-from .inner import PathKept, as_sent, with_body
-from .loop import Loop
+from ..servers.executions import ParticipantLost, Response, never
+from .handlers import under_way
+from .inner import PathKept, answered, as_sent, captured, with_body
+from .loop import Loop, LoopHandler, own_scope
 from .session_cookies import AGENT_SESSION_ID, GymCookies
 from .transcript import Transcript
 
 RUN: Final = "run"
 ACTIVATION: Final = "activation"
+TOOLS_PATH: Final = "/ng-statecore/tools/"
+"""Where Gym's loop finds the tools of a session: ``<session>/<access>/<tool>`` behind it."""
 
 
 class GymAgent(Agent):
@@ -29,9 +46,89 @@ class GymAgent(Agent):
     def __init__(self, name: str, settings: Any, *, cookie: str, **options: Any) -> None:
         super().__init__(name, settings, **options)
         self.cookies = GymCookies(cookie, AGENT_SESSION_ID)
+        self.handlers: dict[str, LoopHandler] = {}  # of activations under way, by session
+        self._open_in_gym: set[tuple[EpisodeId, str]] = set()
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         return PathKept(Shell(self, _Loops(self, app))) if self.settings.enabled else app
+
+    async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
+        if request.path.startswith(TOOLS_PATH):
+            await self._tool(request, send)
+        else:
+            await super().data(request, send, app)
+
+    # --- sessions of an environment
+
+    async def _open(self, request: Incoming, app: ASGIApp, send: Send) -> None:
+        live = self._opened(request)
+        live.opened = request.value
+        response = await self._in_gym(live, request.scope, app)
+        if not 200 <= response.status < 300:
+            self._sessions.pop((live.episode, live.key), None)
+        await send_bytes(send, response.status, response.body, response.headers)
+
+    async def _in_gym(self, live: LiveSession, scope: Scope, app: ASGIApp) -> Response:
+        """Gym's reply to the opening of a session: its half is there, with the addresses of tools that are ours."""
+        names = {url.rstrip("/"): name for name, url in self.settings.servers.items()}
+        opening, all_ours = self._with_our_tools(live, names)
+        if not all_ours:
+            live.restart = True  # its loop calls somebody past us
+        body = encode_body(opening)
+        response = await captured(app, own_scope(as_sent(scope), OPEN_PATH, body, {}), body)
+        if 200 <= response.status < 300:
+            self._open_in_gym.add((live.episode, live.key))
+        return response
+
+    def _with_our_tools(self, live: LiveSession, names: dict[str, str]) -> tuple[Any, bool]:
+        own = self.settings.servers.get(self.name)
+        opening = dict(live.opened)
+        opening["episode_id"] = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
+        accesses, all_ours = [], True
+        for access in opening.get("tool_accesses") or ():
+            known = access.get("kind") == "direct_http" and str(access.get("base_url")).rstrip("/") in names
+            if known and own is not None:
+                access = {**access, "base_url": f"{own.rstrip('/')}{TOOLS_PATH}{live.key}/{access['name']}"}
+            else:
+                all_ours = False
+            accesses.append(access)
+        return {**opening, "tool_accesses": accesses}, all_ours
+
+    async def reopened(self, live: LiveSession, scope: Scope, app: ASGIApp) -> None:
+        """Gym has its half of the session, also in a process that has only restored it."""
+        if live.opened is None or (live.episode, live.key) in self._open_in_gym:
+            return
+        response = await self._in_gym(live, scope, app)
+        if not 200 <= response.status < 300:
+            raise ParticipantLost(f"{self.name}: the session cannot be opened again: HTTP {response.status}")
+
+    async def _close(self, request: Incoming, app: ASGIApp, send: Send) -> None:
+        live = self._to_close(request)
+        if live is not None:
+            await self.reopened(live, request.scope, app)
+        response = await answered(app, request)
+        if live is not None and 200 <= response.status < 300:
+            self._sessions.pop((live.episode, live.key), None)
+            self._open_in_gym.discard((live.episode, live.key))
+        await send_bytes(send, response.status, response.body, response.headers)
+
+    async def _tool(self, request: Incoming, send: Send) -> None:
+        """A tool call of an activation's loop: made as every call of it, under the next number of its transcript.
+
+        What is no answer is none here either: the loop fails when it comes back, whatever it makes of this one.
+        """
+        key, _, rest = request.path.removeprefix(TOOLS_PATH).partition("/")
+        access_name, _, tool = rest.partition("/")
+        handler = self.handlers.get(key)
+        if handler is None:
+            raise refuse_request("session_lost", "no activation of that session is under way")
+        opened = next(live.opened for live in self._sessions.values() if live.key == key and live.opened is not None)
+        access = next(each for each in opened["tool_accesses"] if each["name"] == access_name)
+        base = str(access["base_url"]).rstrip("/")
+        server = next(name for name, url in self.settings.servers.items() if url.rstrip("/") == base)
+        headers = {name: str(value) for name, value in (access.get("headers") or {}).items()}
+        response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
+        await send_bytes(send, response.status, response.body, response.headers)
 
 
 class _Loops:
@@ -49,14 +146,25 @@ class _Loops:
         request: Incoming = scope[REQUEST_KEY]
         body = request.body
         inner = as_sent(scope)
-        if request.path == RUN_PATH:
+        is_run = request.path == RUN_PATH
+        if is_run:
             body = as_gym_runs(request.value, body, live.episode)
             inner = with_body(inner, body)
+        else:
+            await self.agent.reopened(live, scope, self.app)
         async with self.agent.session(scope) as session:
             transcript = session.restored(Transcript) or Transcript()
             loop = Loop(session, self.app, dict(inner), self.agent.name, transcript)
-            with loop.handler(RUN if request.path == RUN_PATH else ACTIVATION).under_way():
-                await self.app(inner, replay(body, never), send)
+            handler = LoopHandler(loop, RUN if is_run else ACTIVATION)
+            if not is_run:
+                self.agent.handlers[live.key] = handler
+            try:
+                with under_way(handler):
+                    await self.app(inner, replay(body, never), send)
+            finally:
+                if not is_run:
+                    self.agent.handlers.pop(live.key, None)
+            loop.failing.check()
 
 
 def as_gym_runs(value: Any, body: bytes, episode: EpisodeId) -> bytes:
@@ -68,3 +176,11 @@ def as_gym_runs(value: Any, body: bytes, episode: EpisodeId) -> bytes:
         return body
     named = {"_ng_rollout_id": episode.rollout_id, "_ng_attempt_index": episode.attempt}
     return encode_body({**value["task"], **named})
+
+
+def cookies_of(request: Incoming) -> dict[str, str]:
+    """The cookies of a request by name; none of a header that cannot be read."""
+    try:
+        return {name: each.value for name, each in SimpleCookie(request.headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}

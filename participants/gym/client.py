@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from .loop import handler_under_way
+from .answer import GymAnswer
+from .handlers import handler_under_way
 
 
 def recording(client: Any) -> Any:
@@ -26,13 +27,14 @@ def recording(client: Any) -> Any:
             if handler is None:
                 return await super().request(server_name, url_path, method, **options)
             if method != "POST" or set(options) - {"json", "data", "cookies", "headers"}:
-                handler.loop.session.start_over()  # a call that the transcript cannot hold
+                handler.start_over()  # a call that the transcript cannot hold
                 return await super().request(server_name, url_path, method, **options)
             said = options.get("json")
             if hasattr(said, "model_dump"):
                 said = said.model_dump(exclude_unset=True)
             body = orjson.dumps(said) if said is not None else options.get("data") or b""
-            return await handler.post(server_name, url_path, body, plain(options.get("cookies")))
+            response = await handler.post(server_name, url_path, body, plain(options.get("cookies")))
+            return GymAnswer(server_name, url_path, response)
 
     return RecordingClient(head_server_config=client.head_server_config, global_config_dict=client.global_config_dict)
 

@@ -57,7 +57,17 @@ AGENTS: Final[Mapping[str, Known]] = {
 }
 
 
+ENVIRONMENTS: Final[Mapping[str, Known]] = {
+    "environment_servers.single_agent_turn.app:SingleAgentTurnEnvironmentServer": Known(
+        mode=Mode.EXPORT_RESTORE, why="its episode is a sequence of calls, one after the other"
+    ),
+    "environment_servers.legacy_agent.app:LegacyAgentEnvironmentServer": Known(
+        mode=Mode.STATELESS, why="a relay: the agent behind it owns the episode, and its answers are passed on"
+    ),
+}
+
+
 def known_of(cls: type[Any]) -> Known:
     """What is known of a server class; a subclass of a known one is not known."""
     name = f"{cls.__module__}:{cls.__qualname__}"
-    return RESOURCES.get(name) or AGENTS.get(name) or UNKNOWN
+    return RESOURCES.get(name) or AGENTS.get(name) or ENVIRONMENTS.get(name) or UNKNOWN

@@ -22,6 +22,7 @@ from ..settings import Seams, Settings, SettingsError
 from .agent import GymAgent
 from .client import recording
 from .components import Known, known_of
+from .environment import GymEnvironment, episodes_stand_still
 from .held import Held
 from .resources import GymResources
 
@@ -80,23 +81,27 @@ def checkpointable(
             if not found.enabled:
                 return super().setup_webserver()
             participant = participant_of(self, kind, known, found, seams)
+            if participant is None:
+                return super().setup_webserver()
             if kind in CALLING:
                 self.server_client = recording(self.server_client)
             app = super().setup_webserver()
             app.add_middleware(participant.wrap)
             return app
 
+    if kind == "environment_servers":
+        episodes_stand_still(Embedded)
     Embedded.__name__, Embedded.__qualname__, Embedded.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     Embedded.__doc__ = cls.__doc__
     return Embedded  # type: ignore[return-value]
 
 
-CALLING: Final = frozenset({"responses_api_agents"})
+CALLING: Final = frozenset({"responses_api_agents", "environment_servers"})
 """Kinds whose handlers call other servers."""
 
 
-def participant_of(server: Any, kind: str, known: Known, settings: Settings, seams: Seams | None) -> Server:
-    """The participant around an instance of a Gym server."""
+def participant_of(server: Any, kind: str, known: Known, settings: Settings, seams: Seams | None) -> Server | None:
+    """The participant around an instance of a Gym server; None for a relay, which has nothing of its own."""
     name = str(server.config.name)
     workers = getattr(server.config, "num_workers", None)
     if workers not in (None, 1):
@@ -113,7 +118,10 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
         return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams)
     if kind == "responses_api_models":
         return PolicyModel(name, settings, seams=seams)
-    raise DefinitionError(f"{name}: environment servers cannot be embedded yet")
+    if known.mode is Mode.STATELESS:
+        return None
+    limit_s, server.config.default_episode_timeout_seconds = server.config.default_episode_timeout_seconds, None
+    return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
 
 
 def settings_of(server: Any) -> Settings:

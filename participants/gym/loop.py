@@ -1,4 +1,4 @@
-"""A Gym handler under way: its calls are recorded, answered from the record after a restore, and stop at boundaries.
+"""An agent's handlers under way: their calls are recorded, answered from the record after a restore, and stop at boundaries.
 
 The boundary is before each model call but the first: the turn before it is finished, and everything that it learned is in
 the transcript. Calls go out through the session's own client, so that they carry the rollout, an operation id and the
@@ -8,32 +8,22 @@ docs/reference/protocol.md sections 4, 6 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
 
-from statecore import WireError
-from statecore.wire import parse, unstructure
+from statecore.wire import unstructure
 
 from ..identity import VERIFY_HEADER, split_prefix
-from ..net.http import ASGIApp, Scope, refuse_request
+from ..net.http import ASGIApp, Scope, refuse_request, replay
 from ..servers.agent_records import KeptReply
 from ..servers.agent_session import Session
 from ..servers.executions import Capture, Response, never
-from ..servers.peers import Reply, is_model_path
+from ..servers.peers import is_model_path
 from ..servers.resources import SEED_PATHS
-from .answer import GymAnswer
+from .handlers import Failing, field_of, kept_of, under_way
 from .transcript import Asked, OtherCall, Transcript, digest_of, usage_and
-
-_HANDLER: ContextVar[Handler | None] = ContextVar("statecore.gym.handler", default=None)
-
-
-def handler_under_way() -> Handler | None:
-    """The handler that makes this call, if it is one whose calls are recorded."""
-    return _HANDLER.get()
 
 
 @define(eq=False)
@@ -52,60 +42,68 @@ class Loop:
     turns: int = 0
     unsaved: bool = False
     busy: bool = False
-
-    def handler(self, track: str) -> Handler:
-        return Handler(self, track)
+    failing: Failing = field(factory=Failing)
 
 
 @define(eq=False)
-class Handler:
+class LoopHandler:
     """One handler of a loop, and which of its calls is next."""
 
     loop: Loop
     track: str
-    next: int = field(default=0)
+    next: int = 0
 
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Calls that are made inside are this handler's."""
-        token = _HANDLER.set(self)
-        try:
-            yield
-        finally:
-            _HANDLER.reset(token)
+    def start_over(self) -> None:
+        self.loop.session.start_over()
 
-    async def post(self, server: str, path: str, body: bytes, cookies: Mapping[str, str]) -> GymAnswer:
+    async def post(
+        self,
+        server: str,
+        path: str,
+        body: bytes,
+        cookies: Mapping[str, str],
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
         """The answer to the next call of this handler: the recorded one, or a new one, which is recorded."""
+        self.loop.failing.check()
+        with self.loop.failing.noted():
+            return await self._answer(server, split_prefix(path)[1], body, cookies, headers)
+
+    async def _answer(
+        self, server: str, path: str, body: bytes, cookies: Mapping[str, str], headers: Mapping[str, str] | None
+    ) -> Response:
         loop = self.loop
-        path = split_prefix(path)[1]
         asked = Asked(server, path, digest_of(body))
         if loop.busy and server != loop.own:
-            loop.session.start_over()  # calls at once have no order in which they could be answered again
+            self.start_over()  # calls at once have no order in which they could be answered again
         index, self.next = self.next, self.next + 1
         try:
             known = loop.transcript.answer(self.track, index, asked)
         except OtherCall as other:
             raise refuse_request("participant_lost", f"this loop cannot be continued: {other}") from other
-        if known is None:
-            response = await self._made(server, path, body, cookies, index)
+        if known is not None:
+            response = known.response()
+        else:
+            if server == loop.own:
+                response = await self._own(path, body, cookies, index)
+            else:
+                response = await self._peer(server, path, body, cookies, headers)
             if response.is_text:
                 loop.transcript = loop.transcript.with_call(self.track, asked, KeptReply.of(response))
             else:
-                loop.session.start_over()
+                self.start_over()
             loop.unsaved = True
-        else:
-            response = known.response()
         if is_model_path(path) and server != loop.own:
             loop.turns += 1
-            loop.usage = usage_and(loop.usage, _field(response.body, "usage"))
-        return GymAnswer(server, path, response)
+            loop.usage = usage_and(loop.usage, field_of(response.body, "usage"))
+        return response
 
-    async def _made(self, server: str, path: str, body: bytes, cookies: Mapping[str, str], index: int) -> Response:
+    async def _peer(
+        self, server: str, path: str, body: bytes, cookies: Mapping[str, str], headers: Mapping[str, str] | None
+    ) -> Response:
         loop = self.loop
-        if server == loop.own:
-            return await self._own(path, body, cookies, index)
         if is_model_path(path) and loop.turns and loop.unsaved:
-            items = _field(body, "input")
+            items = field_of(body, "input")
             await loop.session.boundary(unstructure(loop.transcript), items=items, usage=loop.usage)
             loop.unsaved = False
         peer = loop.session.client(server)
@@ -113,32 +111,23 @@ class Handler:
             peer.trail.cookies[server] = {**peer.trail.cookies.get(server, {}), **cookies}
         loop.busy = True
         try:
-            reply = await peer.post(path, body)
+            reply = await peer.post(path, body, headers=headers)
         finally:
             loop.busy = False
         if path in SEED_PATHS and reply.ok and VERIFY_HEADER not in reply.headers:
-            loop.session.start_over()  # it takes no part in checkpoints, so what it keeps would be missing
-        return _response(reply)
+            self.start_over()  # it takes no part in checkpoints, so what it keeps would be missing
+        return kept_of(reply)
 
     async def _own(self, path: str, body: bytes, cookies: Mapping[str, str], index: int) -> Response:
         """The answer of this server's own route: called here, as a handler of its own inside of this one."""
         capture = Capture()
-        inside = self.loop.handler(f"{self.track}/{index}")
-        given = False
-
-        async def receive() -> Any:
-            nonlocal given
-            if given:
-                return await never()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        with inside.under_way():
-            await self.loop.app(_scope(self.loop.scope, path, body, cookies), receive, capture)
+        with under_way(LoopHandler(self.loop, f"{self.track}/{index}")):
+            await self.loop.app(own_scope(self.loop.scope, path, body, cookies), replay(body, never), capture)
         return capture.response
 
 
-def _scope(scope: Scope, path: str, body: bytes, cookies: Mapping[str, str]) -> Scope:
+def own_scope(scope: Scope, path: str, body: bytes, cookies: Mapping[str, str]) -> Scope:
+    """The scope of a POST that a server makes to a route of its own, made of the one of another request."""
     headers = [
         (b"host", b"self"),
         (b"content-type", b"application/json"),
@@ -148,18 +137,3 @@ def _scope(scope: Scope, path: str, body: bytes, cookies: Mapping[str, str]) -> 
         value = "; ".join(f"{name}={each}" for name, each in cookies.items())
         headers.append((b"cookie", value.encode("latin-1")))
     return {**scope, "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
-
-
-def _response(reply: Reply) -> Response:
-    """A peer's reply as a handler may read it again: status, body, kind of content and cookies."""
-    headers = [("content-type", reply.headers.get("content-type", "application/json"))]
-    headers += [("set-cookie", value) for value in reply.set_cookies]
-    return Response(reply.status, tuple(headers), reply.content)
-
-
-def _field(body: bytes, name: str) -> Any:
-    try:
-        value = parse(body)
-    except WireError:
-        return None
-    return value.get(name) if isinstance(value, dict) else None

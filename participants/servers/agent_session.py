@@ -102,7 +102,7 @@ class LiveSession:
     """What the server keeps of a session, over all its activations.
 
     `activations` counts those begun; `task_digest` is of the rollout's task, `payload_digest` of what this session was
-    last given to do.
+    last given to do. `opened` is the body that opened it, where a loop of another make needs it again.
     """
 
     episode: EpisodeId
@@ -120,6 +120,7 @@ class LiveSession:
     task: Any = None
     task_digest: str = ""
     payload_digest: str = ""
+    opened: Any = None
     since: float = 0.0
     reason: str = ""
     activity: Activity | None = None

@@ -84,14 +84,17 @@ class LiveEpisode:
         self.step(Retired())
 
 
-class Call(Awaitable[Reply]):
-    """One logical call to a peer, sent when it is awaited; `replayable` when a restore may send it again."""
+class Call(Awaitable[Any]):
+    """One logical call to a peer, sent when it is awaited; `replayable` when a restore may send it again.
 
-    def __init__(self, send: Callable[[], Awaitable[Reply]], *, replayable: bool = False) -> None:
+    It gives the peer's `Reply`, or plain JSON that was made of one.
+    """
+
+    def __init__(self, send: Callable[[], Awaitable[Any]], *, replayable: bool = False) -> None:
         self._send = send
         self.replayable = replayable
 
-    def __await__(self) -> Generator[Any, None, Reply]:
+    def __await__(self) -> Generator[Any, None, Any]:
         return self._send().__await__()
 
 
@@ -146,7 +149,7 @@ class Episode:
         live = self._live
         if live is None:
             return Peer(self._environment, name, None, self._trail, lambda: None)
-        return Peer(self._environment, name, live.episode, self._trail, self._check, on_restart=self._start_over)
+        return Peer(self._environment, name, live.episode, self._trail, self._check, on_restart=self.start_over)
 
     async def seed(self, name: str, body: Any = None, *, path: str = "/seed_session") -> ResourcesHandle:
         """A session of this episode at resources server `name`: a waiting step, done once in the life of the
@@ -234,7 +237,7 @@ class Episode:
         if self._live is not None:
             self._environment.fences.check(self._live.episode)
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         live = self._live
         if live is not None and not live.restart:
             live.restart = True
@@ -312,7 +315,7 @@ class Episode:
             opening = {"agent_session_id": key, "episode_id": episode_id, "task_id": live.task_digest}
             reply = await peer.post("/v1/agent_sessions", opening)
             if reply.status == NOT_FOUND:
-                self._start_over()  # an agent that saves nothing
+                self.start_over()  # an agent that saves nothing
             elif not reply.ok:
                 raise EpisodeError(f"{agent} opened no session: {reply.status} {reply.body!r}")
             else:  # now it has a record there

@@ -1,0 +1,54 @@
+"""Whether a call that a handler makes again is the one that it made before, where it draws new names each time. Pure.
+
+Gym's environment servers name the sessions that they open at random. A handler that runs again after a restore draws other
+names than the ones that the other servers know, so its calls say the old names, and the answers it gets say the new ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+DRAWN: Final = re.compile(r"(?P<kind>.*?)(?P<drawn>[0-9a-f]{32})\Z", re.DOTALL)
+"""A name with a random half: words, then 32 hexadecimal digits."""
+EXECUTION: Final = "episode_id"
+OURS: Final = "_ng_"
+
+
+def new_names(recorded: Any, asked: Any) -> dict[str, str] | None:
+    """The names in `asked` that stand for others in `recorded`, or None when the two differ in anything else.
+
+    What names the execution (`episode_id`, fields of ours) may differ: it is another attempt.
+    """
+    names: dict[str, str] = {}
+    return names if _alike(recorded, asked, names) else None
+
+
+def _alike(recorded: Any, asked: Any, names: dict[str, str]) -> bool:
+    if type(recorded) is not type(asked):
+        return False
+    if isinstance(recorded, dict):
+        if list(recorded) != list(asked):
+            return False
+        told = (name for name in recorded if name != EXECUTION and not name.startswith(OURS))
+        return all(_alike(recorded[name], asked[name], names) for name in told)
+    if isinstance(recorded, list):
+        return len(recorded) == len(asked) and all(
+            _alike(one, other, names) for one, other in zip(recorded, asked, strict=True)
+        )
+    if recorded == asked:
+        return True
+    if not isinstance(recorded, str):
+        return False
+    one, other = DRAWN.match(recorded), DRAWN.match(asked)
+    if one is None or other is None or one["kind"] != other["kind"]:
+        return False
+    return names.setdefault(asked, recorded) == recorded
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """`text` with each name replaced by the one that it stands for."""
+    for new, old in names.items():
+        text = text.replace(new, old)
+    return text
