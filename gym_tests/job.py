@@ -80,7 +80,7 @@ def blackjack_task(index: int = 0) -> dict[str, Any]:
 
 def asked_of(task: Mapping[str, Any]) -> str:
     """What the user asks in a task: the scripted upstream notes it of each call."""
-    items = task["responses_create_params"]["input"]
+    items = task.get("task_input", task)["responses_create_params"]["input"]
     return next(str(each["content"]) for each in items if each["role"] == "user")
 
 
@@ -113,6 +113,13 @@ def workplace_task() -> dict[str, Any]:
     return task
 
 
+def weather_task(index: int = 0) -> dict[str, Any]:
+    """A task as an environment server takes it."""
+    flat = row("example_single_tool_call", index)
+    inputs = {"responses_create_params": flat.pop("responses_create_params"), "task_data": flat}
+    return {"task_id": {"taskset": "weather", "task_id": str(index)}, "task_input": inputs}
+
+
 def compared(result: Mapping[str, Any]) -> Any:
     """What must be equal of two runs of one rollout: everything but the fields that name the execution."""
-    return {name: value for name, value in result.items() if not name.startswith("_ng_")}
+    return {name: value for name, value in result.items() if not name.startswith("_ng_") and name != "episode_id"}

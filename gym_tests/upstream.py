@@ -1,8 +1,9 @@
 """A scripted model behind Gym's model server: what it says depends on the conversation alone, so that runs can be
 compared. ``python -m gym_tests.upstream PORT LOG`` serves it; each call is a line of LOG.
 
-Counter: two additions, a look, an answer. Blackjack: hit below 17, then stand. Weather: one look, an answer. Everything
-else: the tool calls that the task itself lists in its user message as a JSON array of {"name", "arguments"}, then an answer.
+Counter: two additions, a look, an answer. Blackjack: hit below 17, then stand. Weather: three looks, an answer.
+Everything else: the tool calls that the task itself lists in its user message as a JSON array of {"name", "arguments"},
+then an answer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def planned(body: Json) -> list[tuple[str, Json]]:
     if "increment_counter" in names:
         return [("increment_counter", {"count": 1}), ("increment_counter", {"count": 2}), ("get_counter_value", {})]
     if "get_weather" in names:
-        return [("get_weather", {"city": "SF"})]
+        return [("get_weather", {"city": city}) for city in ("SF", "LA", "NY")]
     for item in body["input"]:
         content = item.get("content")
         if item.get("role") == "user" and isinstance(content, str) and content.startswith("["):

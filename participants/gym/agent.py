@@ -11,6 +11,8 @@ from __future__ import annotations
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
+from statecore.wire import parse
+
 from ..identity import EpisodeId
 from ..net.http import (
     REQUEST_KEY,
@@ -29,7 +31,8 @@ from ..servers.agent_session import LiveSession
 from ..servers.asgi import Shell
 from ..servers.executions import ParticipantLost, Response, never
 from .handlers import under_way
-from .inner import PathKept, answered, as_sent, captured, with_body
+from .inner import PathKept, as_sent, captured, with_body
+from .likeness import server_of, without_addresses
 from .loop import Loop, LoopHandler, own_scope
 from .session_cookies import AGENT_SESSION_ID, GymCookies
 from .transcript import Transcript
@@ -62,7 +65,7 @@ class GymAgent(Agent):
 
     async def _open(self, request: Incoming, app: ASGIApp, send: Send) -> None:
         live = self._opened(request)
-        live.opened = request.value
+        live.opened = parse(without_addresses(request.body, self.settings.servers))
         response = await self._in_gym(live, request.scope, app)
         if not 200 <= response.status < 300:
             self._sessions.pop((live.episode, live.key), None)
@@ -70,29 +73,26 @@ class GymAgent(Agent):
 
     async def _in_gym(self, live: LiveSession, scope: Scope, app: ASGIApp) -> Response:
         """Gym's reply to the opening of a session: its half is there, with the addresses of tools that are ours."""
-        names = {url.rstrip("/"): name for name, url in self.settings.servers.items()}
-        opening, all_ours = self._with_our_tools(live, names)
+        opening, all_ours = self._with_our_tools(live)
         if not all_ours:
             live.restart = True  # its loop calls somebody past us
         body = encode_body(opening)
-        response = await captured(app, own_scope(as_sent(scope), OPEN_PATH, body, {}), body)
+        response = await captured(app, own_scope(scope, OPEN_PATH, body, {}), body)
         if 200 <= response.status < 300:
             self._open_in_gym.add((live.episode, live.key))
         return response
 
-    def _with_our_tools(self, live: LiveSession, names: dict[str, str]) -> tuple[Any, bool]:
-        own = self.settings.servers.get(self.name)
-        opening = dict(live.opened)
-        opening["episode_id"] = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
+    def _with_our_tools(self, live: LiveSession) -> tuple[dict[str, Any], bool]:
+        """The body that opened the session, for this attempt and with our addresses; and whether all tools have one."""
+        own = self.settings.servers.get(self.name, "").rstrip("/")
         accesses, all_ours = [], True
-        for access in opening.get("tool_accesses") or ():
-            known = access.get("kind") == "direct_http" and str(access.get("base_url")).rstrip("/") in names
-            if known and own is not None:
-                access = {**access, "base_url": f"{own.rstrip('/')}{TOOLS_PATH}{live.key}/{access['name']}"}
-            else:
-                all_ours = False
-            accesses.append(access)
-        return {**opening, "tool_accesses": accesses}, all_ours
+        for access in live.opened.get("tool_accesses") or ():
+            server = server_of(str(access.get("base_url"))) if access.get("kind") == "direct_http" else None
+            all_ours = all_ours and bool(own) and server in self.settings.servers
+            ours = {"base_url": f"{own}{TOOLS_PATH}{live.key}/{access['name']}"} if all_ours else {}
+            accesses.append({**access, **ours})
+        episode = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
+        return {**live.opened, "episode_id": episode, "tool_accesses": accesses}, all_ours
 
     async def reopened(self, live: LiveSession, scope: Scope, app: ASGIApp) -> None:
         """Gym has its half of the session, also in a process that has only restored it."""
@@ -106,7 +106,7 @@ class GymAgent(Agent):
         live = self._to_close(request)
         if live is not None:
             await self.reopened(live, request.scope, app)
-        response = await answered(app, request)
+        response = await captured(app, request.scope, request.body)
         if live is not None and 200 <= response.status < 300:
             self._sessions.pop((live.episode, live.key), None)
             self._open_in_gym.discard((live.episode, live.key))
@@ -124,8 +124,8 @@ class GymAgent(Agent):
             raise refuse_request("session_lost", "no activation of that session is under way")
         opened = next(live.opened for live in self._sessions.values() if live.key == key and live.opened is not None)
         access = next(each for each in opened["tool_accesses"] if each["name"] == access_name)
-        base = str(access["base_url"]).rstrip("/")
-        server = next(name for name, url in self.settings.servers.items() if url.rstrip("/") == base)
+        server = server_of(str(access["base_url"]))
+        assert server is not None, "only the tools of servers that are known are given our address"
         headers = {name: str(value) for name, value in (access.get("headers") or {}).items()}
         response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
         await send_bytes(send, response.status, response.body, response.headers)
@@ -141,7 +141,7 @@ class _Loops:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         live: LiveSession | None = scope.get(SESSION_KEY) if scope["type"] == "http" else None
         if live is None:
-            await self.app(as_sent(scope) if scope["type"] == "http" else scope, receive, send)
+            await self.app(scope, receive, send)  # Gym's agents know a prefix at `/v1/responses` alone
             return
         request: Incoming = scope[REQUEST_KEY]
         body = request.body

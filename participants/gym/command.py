@@ -46,7 +46,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def server_class(component: str) -> type[Any]:
-    """The server class that a component names: ``folder/of/component`` or ``module:Class``; UsageError if it is none."""
+    """The server class that a component names: its folder, or ``module:Class``; UsageError if it names none."""
     module_name, colon, class_name = component.partition(":")
     if not colon:
         module_name = module_name.strip("/").replace("/", ".") + ".app"
@@ -59,11 +59,12 @@ def server_class(component: str) -> type[Any]:
         if not isinstance(found, type):
             raise UsageError(f"{component}: {module_name} has no class {class_name!r}")
         return found
-    classes = [each for each in vars(module).values() if isinstance(each, type) and _is_server_of(each, module_name)]
-    if len(classes) != 1:
-        names = ", ".join(each.__name__ for each in classes) or "none"
-        raise UsageError(f"{component}: {module_name} has {len(classes)} server classes ({names}): name one as module:Class")
-    return classes[0]
+    servers = [each for each in vars(module).values() if isinstance(each, type) and _is_server_of(each, module_name)]
+    last = [each for each in servers if not any(other is not each and issubclass(other, each) for other in servers)]
+    if len(last) != 1:
+        names = ", ".join(each.__name__ for each in last) or "none"
+        raise UsageError(f"{component}: {module_name} has {len(last)} server classes ({names}): name module:Class")
+    return last[0]
 
 
 def _is_server_of(cls: type[Any], module_name: str) -> bool:

@@ -41,7 +41,7 @@ from ..servers.resources import SEED_PATHS
 from ..settings import Seams, Settings
 from .handlers import Failing, handler_under_way, kept_of, under_way
 from .inner import PathKept, as_sent
-from .likeness import new_names, renamed
+from .likeness import new_names, renamed, without_addresses
 
 class GymEnvironment(Environment):
     """The participant around a Gym environment server."""
@@ -145,7 +145,8 @@ class EpisodeHandler:
             return await self._answer(server, split_prefix(path)[1], body, cookies)
 
     async def _answer(self, server: str, path: str, body: bytes, cookies: Mapping[str, str]) -> Response:
-        asked = _json(body)
+        servers = self.environment.settings.servers
+        asked = _json(without_addresses(body, servers))
         index, self._next = self._next, self._next + 1
         if index < len(self.live.results):
             self._recognised(index, asked)
@@ -154,7 +155,8 @@ class EpisodeHandler:
         async def send() -> dict[str, Any]:
             response, headers = await self._sent(server, path, sent, cookies)
             told = {name: headers[name] for name in TOLD if name in headers}
-            return {"asked": _json(sent), "reply": unstructure(KeptReply.of(response)), "told": told}
+            said = _json(without_addresses(sent, servers))
+            return {"asked": said, "reply": unstructure(KeptReply.of(response)), "told": told}
 
         label = f"{server} {path}"
         result = await self.episode.wait(label, Call(send, replayable=is_model_path(path)))

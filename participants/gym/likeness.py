@@ -16,6 +16,22 @@ EXECUTION: Final = "episode_id"
 OURS: Final = "_ng_"
 
 
+SERVER: Final = "statecore-server:"
+
+
+def without_addresses(body: bytes, servers: Mapping[str, str]) -> bytes:
+    """`body` with the name of each server where its address was: a restored one has another address."""
+    for name, url in sorted(servers.items(), key=lambda each: -len(each[1])):  # one may begin like another
+        body = body.replace(url.rstrip("/").encode(), f"{SERVER}{name}".encode())
+    return body
+
+
+def server_of(address: str) -> str | None:
+    """The server that stands where an address was, None for an address of nobody that is known."""
+    found = address.rstrip("/")
+    return found.removeprefix(SERVER) if found.startswith(SERVER) else None
+
+
 def new_names(recorded: Any, asked: Any) -> dict[str, str] | None:
     """The names in `asked` that stand for others in `recorded`, or None when the two differ in anything else.
 
