@@ -1,6 +1,6 @@
-"""Real NeMo Gym servers as processes of this machine, as Gym's own command line starts them: the whole configuration in
-NEMO_GYM_CONFIG_DICT, the server's name in NEMO_GYM_CONFIG_PATH. Plain ones run the component's own app.py, embedded ones
-`statecore gym serve`. A Fleet is a launcher for a coordinator.
+"""Real NeMo Gym servers as processes of this machine, started as Gym's own command line does: the whole configuration
+in NEMO_GYM_CONFIG_DICT, the server's name in NEMO_GYM_CONFIG_PATH. Plain ones run the component's own app.py, embedded
+ones `statecore gym serve`. A Fleet is a launcher for a coordinator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job on real Gym servers: a trainer that keeps results, tasks of each environment, and what must be equal of two runs."""
+"""A job on real Gym servers: a trainer that keeps results, a task of each environment, and what runs must share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def life(fleet: Fleet, keeper: Keeper, settings: CoordinatorSettings | Non
 async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """The condition holds."""
     with trio.fail_after(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it is in another process
             await trio.sleep(0.02)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from participants import Dispatch, Disposition
+from participants import Dispatch, Disposition, Published
 
 from .fleet import Fleet
 from .job import Keeper, asked_of, blackjack_task, compared, counter_task, fleet_of, life, until, workplace_task
@@ -61,7 +61,7 @@ def test_rollouts_of_every_environment_end_as_they_would_have_ended_without_the_
                     await until(lambda: in_second_turn(lengths(fleet)))
                     published = await job.checkpoint()
                     held = lengths(fleet)
-                assert published.published, published.story()
+                assert isinstance(published, Published), published.story()
             undisturbed = lengths(fleet)
             async with life(fleet, second) as job:
                 recovered = await job.recover()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from participants import Dispatch, Disposition
+from participants import Dispatch, Disposition, Published
 
 from .job import Keeper, asked_of, compared, fleet_of, life, until, weather_task
 
@@ -30,7 +30,7 @@ def test_an_episode_goes_on_inside_of_its_agent(tmp_path: Path) -> None:
                     nursery.start_soon(job.run_batch, job.runnable(EPISODES))
                     await until(lambda: len(fleet.model_calls()) >= 2 * len(EPISODES))
                     published = await job.checkpoint()
-                assert published.published, published.story()
+                assert isinstance(published, Published), published.story()
                 assert published.counts[Disposition.CONTINUE] == len(EPISODES), published.story()
             made = fleet.model_calls()
             async with life(fleet, second) as job:

@@ -63,7 +63,8 @@ def answer(body: Json) -> Json:
     said = sum(item.get("role") == "assistant" for item in items)
     calls = planned(body)
     if calls and done < len(calls):
-        output = [_tool(*calls[done], done)]
+        name, arguments = calls[done]
+        output = [_tool(name, arguments, done)]
     elif calls:
         output = [_message("done", done)]
     else:

@@ -1,9 +1,9 @@
 """A Gym agent as a participant: Gym's own loop, which stops at our boundaries and goes on from them.
 
-`/run` runs in the server's own task group, as every `/run` of ours does, and outlives its callers. What the loop needs to
-go on is the transcript of its calls (`transcript`). Sessions that an environment opens are kept twice, by Gym and by us;
-after a restore Gym's half is opened again, by the body that opened it. Gym's loop calls a session's tools past its own
-client, at the addresses that it was given: it is given ours. docs/reference/protocol.md sections 4, 6 and 7.
+`/run` runs in the server's own task group, as every `/run` of ours does, and outlives its callers. What the loop needs
+to go on is the transcript of its calls (`transcript`). Sessions that an environment opens are kept twice, by Gym and by
+us; after a restore Gym's half is opened again, by the body that opened it. Gym's loop calls a session's tools past its
+own client, at the addresses that it was given: it is given ours. docs/reference/protocol.md sections 4, 6 and 7.
 """
 
 from __future__ import annotations

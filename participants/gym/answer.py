@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -63,14 +64,9 @@ class GymAnswer:
         """aiohttp's own error for a status of 400 or more: Gym's layers know it."""
         if self.ok:
             return
-        from aiohttp import ClientResponseError
-
-        raise ClientResponseError(
-            self.request_info,  # type: ignore[arg-type]
-            self.history,
-            status=self.status,
-            message=self.reason,
-            headers=self.headers,  # type: ignore[arg-type]
+        aiohttp: Any = importlib.import_module("aiohttp")
+        raise aiohttp.ClientResponseError(
+            self.request_info, self.history, status=self.status, message=self.reason, headers=self.headers
         )
 
     def release(self) -> None:

@@ -19,7 +19,7 @@ def recording(client: Any) -> Any:
     orjson: Any = importlib.import_module("orjson")
     base: Any = gym.ServerClient
 
-    class RecordingClient(base):  # type: ignore[misc,valid-type]
+    class RecordingClient(base):  # type: ignore[misc]
         """Gym's client; a handler's POST with a body is its loop's."""
 
         async def request(self, server_name: str, url_path: str, method: str, **options: Any) -> Any:
@@ -29,7 +29,7 @@ def recording(client: Any) -> Any:
             if method != "POST" or set(options) - {"json", "data", "cookies", "headers"}:
                 handler.start_over()  # a call that the transcript cannot hold
                 return await super().request(server_name, url_path, method, **options)
-            said = options.get("json")
+            said: Any = options.get("json")
             if hasattr(said, "model_dump"):
                 said = said.model_dump(exclude_unset=True)
             body = orjson.dumps(said) if said is not None else options.get("data") or b""

@@ -1,6 +1,6 @@
 """Codecs for the session state of resources servers that NeMo Gym ships.
 
-Each carries exactly what it knows: a session that holds anything else is refused by name, and so is data of another form.
+Each carries exactly what it knows: a session that holds anything else is refused by name, and so is other data.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _BlackjackCodec(Codec[dict[str, Any]]):
     def export(self, state: dict[str, Any], /) -> JSON:
         fields = _fields(self.name, "$", state, {"player", "dealer", "rng"})
         if type(fields["rng"]) is not random.Random:
-            raise CodecError(self.name, "$.rng", f"a {type(fields['rng']).__qualname__} is no generator that is known here")
+            raise CodecError(self.name, "$.rng", f"a {type(fields['rng']).__qualname__} is no generator known here")
         hands = {who: self._cards(who, fields[who]) for who in ("player", "dealer")}
         return {**hands, "rng": export_random(fields["rng"])}
 
@@ -148,7 +148,8 @@ def workplace_sessions() -> Held:
 
 def frames_of(tools: Mapping[str, Any]) -> dict[str, Any]:
     """The data frames of a workplace's tools; CodecError for a tool that keeps anything else."""
-    found = {f"{tool}.{name}": each for tool, holder in tools["containers"].items() for name, each in vars(holder).items()}
+    holders = tools["containers"].items()
+    found = {f"{tool}.{name}": each for tool, holder in holders for name, each in vars(holder).items()}
     if set(found) != set(frame_keys()):
         strange = ", ".join(sorted(set(found) ^ set(frame_keys())))
         raise CodecError("gym:workplace_assistant", "$", f"its tools do not keep what is known here: {strange}")
@@ -175,7 +176,8 @@ def _shipped() -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
-    return bool(left.equals(right)) and list(left.index) == list(right.index) and dict(left.dtypes) == dict(right.dtypes)
+    same_kinds = list(left.index) == list(right.index) and dict(left.dtypes) == dict(right.dtypes)
+    return same_kinds and bool(left.equals(right))
 
 
 def _export_frame(name: str, path: str, frame: Any) -> JSON:

@@ -1,7 +1,7 @@
 """What is known of the components that NeMo Gym ships: what a checkpoint can do with each.
 
-A component that is not listed is restart_only unless whoever embeds it says more: nothing is guessed of code that nobody
-looked at. Listed as stateless are verifiers and tools whose replies depend on the request alone.
+A component that is not listed is restart_only unless whoever embeds it says more: nothing is guessed of code that
+nobody looked at. Listed as stateless are verifiers and tools whose replies depend on the request alone.
 """
 
 from __future__ import annotations

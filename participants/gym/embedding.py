@@ -7,6 +7,7 @@ checkpointing off the application is the one that Gym made, untouched (I76). doc
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -73,7 +74,7 @@ def checkpointable(
         raise DefinitionError(f"{cls.__name__}: only a resources server has a codec")
     base: Any = cls
 
-    class Embedded(base):  # type: ignore[misc,valid-type]
+    class Embedded(base):  # type: ignore[misc]
         __statecore__: ClassVar[bool] = True
 
         def setup_webserver(self) -> Any:
@@ -84,7 +85,7 @@ def checkpointable(
             if participant is None:
                 return super().setup_webserver()
             if kind in CALLING:
-                self.server_client = recording(self.server_client)
+                record_calls(self)
             app = super().setup_webserver()
             app.add_middleware(participant.wrap)
             return app
@@ -124,6 +125,11 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
     return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
 
 
+def record_calls(server: Any) -> None:
+    """The server's own client is one whose calls the loops see."""
+    server.server_client = recording(server.server_client)
+
+
 def settings_of(server: Any) -> Settings:
     """The settings of a server: of Gym's global configuration, of the environment, and all servers' addresses."""
     config = _plain(server.server_client.global_config_dict)
@@ -148,7 +154,6 @@ def _plain(config: Any) -> Mapping[str, Any]:
     """Gym's configuration without the types of the library that it is read with."""
     if type(config) is dict:
         return config
-    from omegaconf import OmegaConf
-
-    found: Mapping[str, Any] = OmegaConf.to_container(config, resolve=True)
+    omegaconf: Any = importlib.import_module("omegaconf")
+    found: Mapping[str, Any] = omegaconf.OmegaConf.to_container(config, resolve=True)
     return found

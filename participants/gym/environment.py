@@ -1,8 +1,8 @@
 """A Gym environment server as a participant: each call of its episode is a step, with the result on record.
 
-After a restore Gym's own handler runs from the top. A call whose result is on record gets it and goes nowhere; the agent's
-activation counts at the boundary before it, and goes on inside the agent. The episode's deadline stands still while the
-server is closed. docs/reference/protocol.md sections 4, 6 and 7.
+After a restore Gym's own handler runs from the top. A call whose result is on record gets it and goes nowhere; the
+agent's activation counts at the boundary before it, and goes on inside the agent. The episode's deadline stands still
+while the server is closed. docs/reference/protocol.md sections 4, 6 and 7.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ..settings import Seams, Settings
 from .handlers import Failing, handler_under_way, kept_of, under_way
 from .inner import PathKept, as_sent
 from .likeness import new_names, renamed, without_addresses
+
 
 class GymEnvironment(Environment):
     """The participant around a Gym environment server."""

@@ -1,7 +1,8 @@
 """Whether a call that a handler makes again is the one that it made before, where it draws new names each time. Pure.
 
-Gym's environment servers name the sessions that they open at random. A handler that runs again after a restore draws other
-names than the ones that the other servers know, so its calls say the old names, and the answers it gets say the new ones.
+Gym's environment servers name the sessions that they open at random. A handler that runs again after a restore draws
+other names than those that the other servers know, so its calls say the old names, and the answers that it gets the
+new ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An agent's handlers under way: their calls are recorded, answered from the record after a restore, and stop at boundaries.
+"""An agent's handlers under way: their calls are recorded, answered again after a restore, and stop at boundaries.
 
-The boundary is before each model call but the first: the turn before it is finished, and everything that it learned is in
-the transcript. Calls go out through the session's own client, so that they carry the rollout, an operation id and the
-epoch, ask again where a server is closed, and make no answer of a server that is gone.
+The boundary is before each model call but the first: the turn before it is finished, and everything that it learned is
+in the transcript. Calls go out through the session's own client, so that they carry the rollout, an operation id and
+the epoch, ask again where a server is closed, and make no answer of a server that is gone.
 docs/reference/protocol.md sections 4, 6 and 7.
 """
 

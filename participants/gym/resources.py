@@ -98,14 +98,14 @@ class GymResources(Resources[Slot]):
             return _with(await self._call(request, app), headers)
         async with self._seeding.setdefault(episode, anyio.Lock()):
             try:
-                session, response = await self._seeded(episode, request, app)
+                session, response = await self._session_seeded(episode, request, app)
             finally:
                 self._seeding.pop(episode, None)
         if session is not None:
             headers += [*self._position(session).items(), (SESSION_HEADER, session.session_id)]
         return _with(response, headers)
 
-    async def _seeded(
+    async def _session_seeded(
         self, episode: EpisodeId, request: Incoming, app: ASGIApp
     ) -> tuple[Session[Slot] | None, Response]:
         """The session, if the seed made one, and Gym's reply; for a seed that is sent again those of the first."""

@@ -1,9 +1,9 @@
 """The calls that a Gym handler has made, in order, and how a handler that runs again is given the same answers. Pure.
 
-Gym's loops have no boundary of their own, and their state is in local variables. But all they learn comes in answers to
-their calls, so a loop that runs again from the top and gets the answers it had stands where it stood: same conversation,
-same usage, same cookies, same step count. What is recorded is never called again. A loop that asks for something else
-than it did cannot be continued, and is told so.
+Gym's loops have no boundary of their own, and their state is in local variables. But all they learn comes in answers
+to their calls, so a loop that runs again from the top and gets the answers it had stands where it stood: same
+conversation, same usage, same cookies, same step count. What is recorded is never called again. A loop that asks for
+something else than it did cannot be continued, and is told so.
 
 Handlers are nested: an agent's `/run` calls its own `/v1/responses`. Each has a track of its own; in one track calls
 follow each other.
