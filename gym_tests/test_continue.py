@@ -59,8 +59,8 @@ def test_rollouts_of_every_environment_end_as_they_would_have_ended_without_the_
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(job.run_batch, job.runnable(ROLLOUTS))
                     await until(lambda: in_second_turn(lengths(fleet)))
-                    published = await job.checkpoint()
                     held = lengths(fleet)
+                    published = await job.checkpoint()
                 assert isinstance(published, Published), published.story()
             undisturbed = lengths(fleet)
             async with life(fleet, second) as job:

@@ -127,6 +127,7 @@ class EpisodeHandler:
     failing: Failing = field(factory=Failing)
     _names: dict[str, str] = field(factory=dict)
     _next: int = 0
+    _cut: bool = False
     _accesses: dict[str, dict[str, Any]] = field(factory=dict)
     _activations: dict[str, int] = field(factory=dict)
 
@@ -142,8 +143,16 @@ class EpisodeHandler:
     async def post(self, server: str, path: str, body: bytes, cookies: Mapping[str, str]) -> Response:
         """The answer to the next call of this episode: the recorded one, or a new one, which is recorded."""
         self.failing.check()
+        path = split_prefix(path)[1]
         with self.failing.noted():
-            return await self._answer(server, split_prefix(path)[1], body, cookies)
+            if self._cut:
+                return (await self._sent(server, path, renamed(body.decode(), self._names).encode(), cookies))[0]
+            try:
+                return await self._answer(server, path, body, cookies)
+            except asyncio.CancelledError:
+                self._cut = True  # by its deadline: it cleans up now, and no step of it can be recorded any more
+                self.start_over()
+                raise
 
     async def _answer(self, server: str, path: str, body: bytes, cookies: Mapping[str, str]) -> Response:
         servers = self.environment.settings.servers
