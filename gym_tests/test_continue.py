@@ -20,7 +20,7 @@ SERVERS = [
     "workplace",
     "workplace_agent",
 ]
-GAMES = 5  # a hand may be over after one card; not five of them
+GAMES = 10  # every other one is over after one card
 ROLLOUTS = [
     Dispatch("counter-0", counter_task(), "counter_agent"),
     Dispatch("work-0", workplace_task(), "workplace_agent"),

@@ -107,7 +107,9 @@ def test_a_deadline_still_ends_an_episode_that_runs_for_too_long(tmp_path: Path)
         fleet.up()
         with Hands(fleet) as hands:
             reply = hands.post("weather_env", "/run", {"episode_id": {"rollout_id": "late"}, "task": weather_task()})
-            assert reply.json()["failure"] == {"failure_reason": "Episode timed out", "terminal": False}
+            failure = reply.json()["failure"]
+            assert (failure["failure_reason"], failure["terminal"]) == ("Episode timed out", False)
+            soon(lambda: hands.status("weather_agent")["report"]["counts"]["sessions"] == 0)
 
 
 def test_several_workers_are_refused(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ class GymAgent(Agent):
             raise ParticipantLost(f"{self.name}: the session cannot be opened again: HTTP {response.status}")
 
     async def _close(self, request: Incoming, app: ASGIApp, send: Send) -> None:
+        await self._given_up(request)
         live = self._to_close(request)
         if live is not None:
             await self.reopened(live, request.scope, app)
@@ -111,6 +112,14 @@ class GymAgent(Agent):
             self._sessions.pop((live.episode, live.key), None)
             self._open_in_gym.discard((live.episode, live.key))
         await send_bytes(send, response.status, response.body, response.headers)
+
+    async def _given_up(self, request: Incoming) -> None:
+        """An activation whose episode closes its session is over: on a plain server it ended when its caller left."""
+        named = request.value if isinstance(request.value, dict) else {}
+        live = self._sessions.get((request.episode, str(named.get("agent_session_id")))) if request.episode else None
+        if live is not None and live.last is not None and not live.last.done.is_set():
+            live.last.cancel.cancel()
+            await live.last.done.wait()
 
     async def _tool(self, request: Incoming, send: Send) -> None:
         """A tool call of an activation's loop: made as every call of it, under the next number of its transcript.

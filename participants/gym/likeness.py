@@ -39,7 +39,8 @@ def new_names(recorded: Any, asked: Any) -> dict[str, str] | None:
     What names the execution (`episode_id`, fields of ours) may differ: it is another attempt.
     """
     names: dict[str, str] = {}
-    return names if _alike(recorded, asked, names) else None
+    alike = _alike(recorded, asked, names) and len(set(names.values())) == len(names)
+    return names if alike else None
 
 
 def _alike(recorded: Any, asked: Any, names: dict[str, str]) -> bool:
@@ -54,14 +55,10 @@ def _alike(recorded: Any, asked: Any, names: dict[str, str]) -> bool:
         return len(recorded) == len(asked) and all(
             _alike(one, other, names) for one, other in zip(recorded, asked, strict=True)
         )
-    if recorded == asked:
-        return True
-    if not isinstance(recorded, str):
-        return False
-    one, other = DRAWN.match(recorded), DRAWN.match(asked)
-    if one is None or other is None or one["kind"] != other["kind"]:
-        return False
-    return names.setdefault(asked, recorded) == recorded
+    one, other = (DRAWN.match(each) if isinstance(each, str) else None for each in (recorded, asked))
+    if one is not None and other is not None and one["kind"] == other["kind"]:
+        return names.setdefault(asked, recorded) == recorded
+    return bool(recorded == asked)
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
