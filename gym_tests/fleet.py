@@ -24,6 +24,12 @@ from attrs import frozen
 
 SITE: Final = Path(sysconfig.get_paths()["purelib"])
 TOKEN: Final = "tok"
+WITHOUT_RAY: Final = """
+from environment_servers.{}.app import SingleAgentTurnEnvironmentServer as Server
+Server.ray_enabled = False
+Server.run_webserver()
+"""
+"""A plain environment server: Gym starts Ray for it unless it says no, and Ray is not installed here."""
 START_S: Final = 120.0
 STOP_S: Final = 5.0
 
@@ -165,7 +171,9 @@ class Fleet:
             }
         if epoch is not None:
             environ |= {"STATECORE_EPOCH": str(epoch), "STATECORE_EPOCH_REQUIRED": "true"}
-        if name in self.plain:
+        if name in self.plain and component.kind == "environment_servers":
+            command = [sys.executable, "-c", WITHOUT_RAY.format(component.impl)]
+        elif name in self.plain:
             command = [sys.executable, str(SITE / component.kind / component.impl / "app.py")]
         else:
             command = [sys.executable, "-m", "statecore.cli", "gym", "serve", f"{component.kind}/{component.impl}"]

@@ -96,7 +96,7 @@ class Counter:
 
 def gym_counter(config: Settings, seams: Seams, counter: Counter, **options: Any) -> GymResources:
     """The participant around a counter."""
-    kept = {"held": held_in("counts", json_codec()), "mode": Mode.EXPORT_RESTORE} | options
+    kept: dict[str, Any] = {"held": held_in("counts", json_codec()), "mode": Mode.EXPORT_RESTORE} | options
     return GymResources("tools", config, counter, cookie=KEY, seams=seams, **kept)
 
 

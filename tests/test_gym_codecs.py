@@ -1,4 +1,4 @@
-"""Codecs for what Gym's own servers keep, where they need nothing of Gym; the workplace's are tested on the real one."""
+"""Codecs for what Gym's own servers keep, where they need nothing of Gym; the workplace's is tested on a real one."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _alike(recorded: Any, asked: Any, names: dict[str, str]) -> bool:
         )
     one, other = (DRAWN.match(each) if isinstance(each, str) else None for each in (recorded, asked))
     if one is not None and other is not None and one["kind"] == other["kind"]:
-        return names.setdefault(asked, recorded) == recorded
+        return bool(names.setdefault(asked, recorded) == recorded)
     return bool(recorded == asked)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
@@ -39,9 +39,6 @@ from ..settings import Seams, Settings
 from .held import Held, Slot
 from .inner import PathKept, answered, as_sent
 from .session_cookies import GymCookies
-
-BROKEN: Final = "participant_broken"
-
 
 class GymResources(Resources[Slot]):
     """The participant around `server`, an instance of a Gym resources server.
@@ -215,7 +212,7 @@ class GymResources(Resources[Slot]):
         try:
             yield
         except Refused as refused:
-            raise refuse_request(BROKEN, refused.detail) from refused
+            raise refuse_request("participant_broken", refused.detail) from refused
 
     def _standing(self, session: Session[Slot], response: Response) -> Response:
         return _with(response, self._position(session).items())
@@ -263,7 +260,8 @@ def _with(response: Response, headers: Any) -> Response:
 def _keep(response: Response) -> str:
     """A reply as a recorded operation holds it."""
     if not response.is_text:
-        raise refuse_request(BROKEN, "a reply that is no text cannot be kept, and this call not be repeated")
+        detail = "a reply that is no text cannot be kept, and this call not be repeated"
+        raise refuse_request("participant_broken", detail)
     return encode(unstructure(KeptReply.of(response))).decode()
 
 
@@ -271,4 +269,4 @@ def _kept(operation: Operation) -> Response:
     try:
         return structure(parse(operation.reply), KeptReply).response()
     except WireError as error:
-        raise refuse_request(BROKEN, f"the recorded reply cannot be read: {error}") from error
+        raise refuse_request("participant_broken", f"the recorded reply cannot be read: {error}") from error
