@@ -8,6 +8,7 @@ own client, at the addresses that it was given: it is given ours. docs/reference
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
@@ -60,6 +61,10 @@ class GymAgent(Agent):
             await self._tool(request, send)
         else:
             await super().data(request, send, app)
+
+    async def retire(self, episodes: Sequence[EpisodeId]) -> None:
+        await super().retire(episodes)
+        self._open_in_gym = {each for each in self._open_in_gym if each in self._sessions}
 
     # --- sessions of an environment
 

@@ -15,6 +15,8 @@ from attrs import evolve
 
 from statecore import DefinitionError
 
+from ..net.http import ASGIApp
+from ..servers.asgi import Shell
 from ..servers.modes import Mode
 from ..servers.policy_model import PolicyModel
 from ..servers.resources import Verify
@@ -25,6 +27,7 @@ from .client import recording
 from .components import Known, known_of
 from .environment import GymEnvironment, episodes_stand_still
 from .held import Held
+from .inner import AsSent, PathKept
 from .resources import GymResources
 
 C = TypeVar("C", bound="type[Any]")
@@ -118,11 +121,18 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
     if kind == "responses_api_agents":
         return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams)
     if kind == "responses_api_models":
-        return PolicyModel(name, settings, seams=seams)
+        return GymModel(name, settings, seams=seams)
     if known.mode is Mode.STATELESS:
         return None
     limit_s, server.config.default_episode_timeout_seconds = server.config.default_episode_timeout_seconds, None
     return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
+
+
+class GymModel(PolicyModel):
+    """The participant around a Gym model server, which is shown the paths as they were sent."""
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        return PathKept(Shell(self, AsSent(app))) if self.settings.enabled else app
 
 
 def record_calls(server: Any) -> None:

@@ -25,7 +25,6 @@ from ..identity import (
     RESTART_HEADER,
     SESSION_HEADER,
     VERIFY_HEADER,
-    split_prefix,
 )
 from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Receive, Scope, Send, refuse_request, replay
 from ..records.records import AgentSessions
@@ -40,7 +39,7 @@ from ..servers.peers import is_model_path
 from ..servers.resources import SEED_PATHS
 from ..settings import Seams, Settings
 from .handlers import Failing, handler_under_way, kept_of, under_way
-from .inner import PathKept, as_sent
+from .inner import PathKept, as_sent, behind_rollout
 from .likeness import new_names, renamed, without_addresses
 
 
@@ -143,7 +142,7 @@ class EpisodeHandler:
     async def post(self, server: str, path: str, body: bytes, cookies: Mapping[str, str]) -> Response:
         """The answer to the next call of this episode: the recorded one, or a new one, which is recorded."""
         self.failing.check()
-        path = split_prefix(path)[1]
+        path = behind_rollout(path)
         with self.failing.noted():
             if self._cut:
                 return (await self._sent(server, path, renamed(body.decode(), self._names).encode(), cookies))[0]
@@ -242,7 +241,7 @@ class _Episodes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         live: LiveEpisode | None = scope.get(EPISODE_KEY) if scope["type"] == "http" else None
         if live is None:
-            await self.app(as_sent(scope) if scope["type"] == "http" else scope, receive, send)
+            await self.app(as_sent(scope), receive, send)
             return
         request: Incoming = scope[REQUEST_KEY]
         async with self.environment.episode(scope) as episode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from ..identity import RUN_PREFIX
 from ..net.http import JSON_TYPE, ASGIApp, Incoming, Receive, Scope, Send, encode_body, replay
 from ..servers.executions import Capture, Response, never
 
@@ -29,8 +30,25 @@ class PathKept:
         await self.app(scope, receive, send)
 
 
+class AsSent:
+    """Inside of the shell: Gym sees the path as the caller sent it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(as_sent(scope), receive, send)
+
+
+def behind_rollout(path: str) -> str:
+    """A path of Gym's without the rollout that it may begin with; what asks for a capture of tokens stays."""
+    if not path.startswith(RUN_PREFIX):
+        return path
+    return "/" + path.removeprefix(RUN_PREFIX).partition("/")[2]
+
+
 def as_sent(scope: Scope) -> Scope:
-    """The scope as Gym is to see it: the path is the caller's again."""
+    """The scope as Gym is to see it: the path of a request is the caller's again."""
     if PATH_KEY not in scope:
         return scope
     path, raw = scope[PATH_KEY]

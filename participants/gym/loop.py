@@ -15,7 +15,7 @@ from attrs import define, field
 
 from statecore.wire import unstructure
 
-from ..identity import VERIFY_HEADER, split_prefix
+from ..identity import VERIFY_HEADER
 from ..net.http import ASGIApp, Scope, refuse_request, replay
 from ..servers.agent_records import KeptReply
 from ..servers.agent_session import Session
@@ -23,6 +23,7 @@ from ..servers.executions import Capture, Response, never
 from ..servers.peers import is_model_path
 from ..servers.resources import SEED_PATHS
 from .handlers import Failing, field_of, kept_of, under_way
+from .inner import behind_rollout
 from .transcript import Asked, OtherCall, Transcript, digest_of, usage_and
 
 
@@ -67,12 +68,13 @@ class LoopHandler:
         """The answer to the next call of this handler: the recorded one, or a new one, which is recorded."""
         self.loop.failing.check()
         with self.loop.failing.noted():
-            return await self._answer(server, split_prefix(path)[1], body, cookies, headers)
+            return await self._answer(server, path, body, cookies, headers)
 
     async def _answer(
         self, server: str, path: str, body: bytes, cookies: Mapping[str, str], headers: Mapping[str, str] | None
     ) -> Response:
         loop = self.loop
+        sent_path, path = path, behind_rollout(path)
         asked = Asked(server, path, digest_of(body))
         if loop.busy and server != loop.own:
             self.start_over()  # calls at once have no order in which they could be answered again
@@ -85,7 +87,7 @@ class LoopHandler:
             response = known.response()
         else:
             if server == loop.own:
-                response = await self._own(path, body, cookies, index)
+                response = await self._own(sent_path, body, cookies, index)
             else:
                 response = await self._peer(server, path, body, cookies, headers)
             if response.is_text:

@@ -40,6 +40,7 @@ from .held import Held, Slot
 from .inner import PathKept, answered, as_sent
 from .session_cookies import GymCookies
 
+
 class GymResources(Resources[Slot]):
     """The participant around `server`, an instance of a Gym resources server.
 
@@ -247,8 +248,8 @@ class _Sessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request: Incoming | None = scope.get(REQUEST_KEY)
-        if scope["type"] != "http" or request is None:
-            await self.app(as_sent(scope) if scope["type"] == "http" else scope, receive, send)
+        if request is None:
+            await self.app(as_sent(scope), receive, send)
         else:
             await self.resources.serve_session(request, self.app, send)
 
