@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_PYTHON ?= $(BIN)/python
+GYM := .venv-gym
+GYM_READY := $(GYM)/.ready
 ARGS ?=
 RUNS ?= 20
 SEED ?= 0
@@ -16,11 +18,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test kill models mutations lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test test-gym kill models mutations lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
 	@echo "make test         all tests, with the time of each suite"
+	@echo "make test-gym     the embedding, on real NeMo Gym servers (needs Python 3.12 or newer; 600 MB in .venv-gym)"
 	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
 	@echo "make models       the large models too, explored to the end (minutes)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
@@ -37,6 +40,9 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python .ci/suites.py $(ARGS)
+
+test-gym: $(GYM_READY)
+	@$(GYM)/bin/python -m pytest gym_tests -q --durations=5 $(ARGS)
 
 # A run is a number: make kill SEED=17 RUNS=1 does again what run 17 of a long series did.
 kill: $(READY)
@@ -72,7 +78,7 @@ wheel-check: $(READY)
 	@bash .ci/wheel_check.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(PEERS) dist build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .test-results
+	rm -rf $(VENV) $(PEERS) $(GYM) dist build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml .ci/find_python.sh
@@ -92,3 +98,10 @@ $(PEERS_READY): benchmarks/checkers/requirements.txt | $(READY)
 	rm -rf $(PEERS); $(PEERS_PYTHON) -m venv $(PEERS); \
 	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/checkers/requirements.txt; \
 	touch $(PEERS_READY)
+
+# Servers of NeMo Gym want a newer Python than ours do, and libraries that nothing else here needs.
+$(GYM_READY): gym_tests/requirements.txt .ci/gym_env.sh .ci/find_python.sh pyproject.toml
+	@set -e; python=$$(LEAST=12 PYTHON="$(PYTHON)" bash .ci/find_python.sh); \
+	echo "making $(GYM) with $$python ($$($$python --version))"; \
+	bash .ci/gym_env.sh $(GYM) $$python; \
+	touch $(GYM_READY)

@@ -1,15 +1,25 @@
 #!/usr/bin/env bash
 # Prints the first Python that is new enough and can make a virtual environment, else says what is missing.
+# LEAST names the oldest minor version of Python 3 that will do: LEAST=12 for 3.12.
 set -u
+LEAST=${LEAST:-11}
 
 usable() {
-    "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+    "$1" -c "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, $LEAST))" >/dev/null 2>&1
 }
 
 if [ -n "${PYTHON:-}" ]; then
     candidates=("$PYTHON")
 else
-    candidates=(python3.11 python3.12 python3.13 python3.14 python3 python)
+    candidates=()
+    for minor in 11 12 13 14; do
+        [ "$minor" -ge "$LEAST" ] && candidates+=("python3.$minor")
+    done
+    candidates+=(python3 python)
+    # Interpreters that pyenv has but the shell does not name, the newest first; its shims answer for the chosen one only.
+    while IFS= read -r found; do
+        candidates+=("$found")
+    done < <(ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python 2>/dev/null | sort -rV)
 fi
 
 for candidate in "${candidates[@]}"; do
@@ -20,7 +30,7 @@ for candidate in "${candidates[@]}"; do
 done
 
 {
-    echo "No Python 3.11 or newer that can make a virtual environment was found. Tried:"
+    echo "No Python 3.$LEAST or newer that can make a virtual environment was found. Tried:"
     for candidate in "${candidates[@]}"; do
         if ! command -v "$candidate" >/dev/null; then
             echo "  $candidate: not on PATH"

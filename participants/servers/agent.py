@@ -159,9 +159,9 @@ class Agent(Server):
         elif request.path == RUN_PATH:
             await self.executions.run(episode, _task(request.value), request, app, send)
         elif request.path == OPEN_PATH:
-            await self._open(request, send)
+            await self._open(request, app, send)
         elif request.path == CLOSE_PATH:
-            await self._close(request, send)
+            await self._close(request, app, send)
         elif request.path == ACTIVATE_PATH:
             await self._activate(episode, request, app, send)
         else:
@@ -222,23 +222,32 @@ class Agent(Server):
 
     # sessions of an environment
 
-    async def _open(self, request: Incoming, send: Send) -> None:
+    async def _open(self, request: Incoming, app: ASGIApp, send: Send) -> None:
+        live = self._opened(request)
+        cookie = self.cookies.write(live.key)
+        await send_answer(send, Answer(200, {"agent_session_id": live.key}, (("set-cookie", cookie),)))
+
+    def _opened(self, request: Incoming) -> LiveSession:
+        """The session that the request opens: one that is there, or a new one where admission is open."""
         body = _structured(request, OpenSession)
         episode = body.episode_id
         if (episode, body.agent_session_id) not in self._sessions and not self.admission.is_open:
             raise refuse_request("admission_closed", "session admission is closed for a checkpoint")
-        self._claim(episode, body.agent_session_id, body.task_id if isinstance(body.task_id, str) else "")
-        cookie = self.cookies.write(body.agent_session_id)
-        await send_answer(send, Answer(200, {"agent_session_id": body.agent_session_id}, (("set-cookie", cookie),)))
+        return self._claim(episode, body.agent_session_id, body.task_id if isinstance(body.task_id, str) else "")
 
-    async def _close(self, request: Incoming, send: Send) -> None:
+    async def _close(self, request: Incoming, app: ASGIApp, send: Send) -> None:
+        live = self._to_close(request)
+        if live is not None:
+            del self._sessions[live.episode, live.key]
+        await send_answer(send, Answer(200, {"agent_session_id": _structured(request, CloseSession).agent_session_id}))
+
+    def _to_close(self, request: Incoming) -> LiveSession | None:
+        """The session that the request closes, None when it is not here; Refused while it is active."""
         body = _structured(request, CloseSession)
         live = self._sessions.get((body.episode_id, body.agent_session_id))
-        if live is not None:
-            if live.activity is not None:
-                raise refuse_request("checkpoint_error", "the session is active")
-            del self._sessions[live.episode, live.key]
-        await send_answer(send, Answer(200, {"agent_session_id": body.agent_session_id}))
+        if live is not None and live.activity is not None:
+            raise refuse_request("checkpoint_error", "the session is active")
+        return live
 
     async def _activate(self, episode: EpisodeId, request: Incoming, app: ASGIApp, send: Send) -> None:
         live = self._session_of(episode, request)
@@ -363,6 +372,7 @@ class Agent(Server):
                 live.reopen_from(each.boundary, each.line)
             live.task_digest = each.session.task_digest or live.task_digest
             live.payload_digest = each.session.payload_digest
+            live.opened = each.session.opened
             live.task = each.own.get("task") if isinstance(each.own, dict) else None
             live.mark_restored()
             if each.session.reply is not None:

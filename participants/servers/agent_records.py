@@ -42,7 +42,8 @@ class KeptReply:
 class KeptSession:
     """Payload of a record's `session`: how many activations were answered, and the last one's reply.
 
-    `payload_digest` is of what the session was given to do by the activation under way; "" between two.
+    `payload_digest` is of what the session was given to do by the activation under way; "" between two. `opened`, the
+    body that opened the session, is there only where its loop needs it again.
     """
 
     schema_version: int = field(default=SESSION_SCHEMA, validator=is_version)
@@ -50,6 +51,7 @@ class KeptSession:
     task_digest: str = ""
     payload_digest: str = ""
     reply: KeptReply | None = None
+    opened: Any = None
 
 
 @frozen
@@ -71,7 +73,11 @@ def record_of(live: LiveSession) -> AgentRecord:
         task_digest=live.task_digest,
         payload_digest=live.payload_digest,
         reply=KeptReply.of(last.response) if last is not None and last.answered and last.response else None,
+        opened=live.opened,
     )
+    written = unstructure(session)
+    if live.opened is None:
+        del written["opened"]
     own = None
     if live.key == OWN_RUN:
         own = {"schema_version": SESSION_SCHEMA, "task": live.task, "task_digest": live.task_digest}
@@ -80,7 +86,7 @@ def record_of(live: LiveSession) -> AgentRecord:
         session_key=live.key,
         boundary=None if live.boundary is None else live.boundary.value(),
         episode=own,
-        session=unstructure(session),
+        session=written,
     )
 
 

@@ -112,7 +112,7 @@ class LiveSession:
     """What the server keeps of a session, over all its activations.
 
     `activations` counts those begun; `task_digest` is of the rollout's task, `payload_digest` of what this session was
-    last given to do.
+    last given to do. `opened` is the body that opened it, where a loop of another make needs it again.
     """
 
     episode: EpisodeId
@@ -130,6 +130,7 @@ class LiveSession:
     task: Any = None
     task_digest: str = ""
     payload_digest: str = ""
+    opened: Any = None
     since: float = 0.0
     reason: str = ""
     activity: Activity | None = None
@@ -269,7 +270,7 @@ class Session:
         return Peer(
             self._agent, name, live.episode, self._trail, self._check,
             around_model=self._around_model, around_other=self._around_other, when_refused=self._when_refused,
-            on_restart=self._start_over,
+            on_restart=self.start_over,
         )  # fmt: skip
 
     async def boundary(self, state: Any, *, items: Any = None, usage: Any = None) -> bool:
@@ -319,7 +320,7 @@ class Session:
         if live.generation != self._generation:
             raise SessionError(f"this loop of {live.episode.key} was replaced by a newer one (I9)")
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         """A part of this rollout cannot be continued: it blocks no checkpoint from here on (section 2)."""
         live = self._live
         if live is not None and not live.restart:

@@ -84,14 +84,17 @@ class LiveEpisode:
         self.step(Retired())
 
 
-class Call(Awaitable[Reply]):
-    """One logical call to a peer, sent when it is awaited; `replayable` when a restore may send it again."""
+class Call(Awaitable[Any]):
+    """One logical call to a peer, sent when it is awaited; `replayable` when a restore may send it again.
 
-    def __init__(self, send: Callable[[], Awaitable[Reply]], *, replayable: bool = False) -> None:
+    It gives the peer's `Reply`, or plain JSON that was made of one.
+    """
+
+    def __init__(self, send: Callable[[], Awaitable[Any]], *, replayable: bool = False) -> None:
         self._send = send
         self.replayable = replayable
 
-    def __await__(self) -> Generator[Any, None, Reply]:
+    def __await__(self) -> Generator[Any, None, Any]:
         return self._send().__await__()
 
 
@@ -148,7 +151,7 @@ class Episode:
             return Peer(self._environment, name, None, self._trail, lambda: None)
         return Peer(
             self._environment, name, live.episode, self._trail, self._check,
-            when_refused=self._when_refused, on_restart=self._start_over,
+            when_refused=self._when_refused, on_restart=self.start_over,
         )  # fmt: skip
 
     async def seed(self, name: str, body: Any = None, *, path: str = "/seed_session") -> ResourcesHandle:
@@ -245,7 +248,7 @@ class Episode:
         if live is not None and live.activity is not None and live.activity.settled:
             await self._environment.admission.opened(live.episode.rollout_id)
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         live = self._live
         if live is not None and not live.restart:
             live.restart = True
@@ -323,7 +326,7 @@ class Episode:
             opening = {"agent_session_id": key, "episode_id": episode_id, "task_id": live.task_digest}
             reply = await peer.post("/v1/agent_sessions", opening)
             if reply.status == NOT_FOUND:
-                self._start_over()  # an agent that saves nothing
+                self.start_over()  # an agent that saves nothing
             elif not reply.ok:
                 raise EpisodeError(f"{agent} opened no session: {reply.status} {reply.body!r}")
             else:  # now it has a record there

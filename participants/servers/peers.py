@@ -88,11 +88,16 @@ def heard(status: int, code: str | None = None, *, ours: bool = True) -> Heard:
 
 @frozen
 class Reply:
-    """What a peer answered: `body` is JSON where it is JSON, else the text; header names are in lower case."""
+    """What a peer answered: `body` is JSON where it is JSON, else the text; header names are in lower case.
+
+    `content` is the body as it came, `set_cookies` the values of the headers of that name.
+    """
 
     status: int
     body: Any
     headers: Mapping[str, str]
+    content: bytes = b""
+    set_cookies: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -182,10 +187,11 @@ class Peer:
         """The peer's answer to one logical call; a closed peer is asked again under the same operation id, as the next
         sending of it.
 
+        `body` is JSON, or bytes that are sent as they are.
         Raises ParticipantLost when the peer is gone or has lost the session, Refused `stale_attempt` when this
         execution is over (here or there).
         """
-        content = encode_body({} if body is None else body)
+        content = body if isinstance(body, bytes) else encode_body({} if body is None else body)
         sent = self._headers(path, headers, operation_id)
         pause, tried = CLOSED_WAIT_S[0], 0
         while True:
@@ -200,8 +206,7 @@ class Peer:
                 await self.host.admission.opened(None if self.episode is None else self.episode.rollout_id)
             await anyio.sleep(pause)
             pause = min(pause * 2, CLOSED_WAIT_S[1])
-        cookies = answered.all(b"set-cookie") if "set-cookie" in reply.headers else ()
-        self.trail.note_reply(self.name, reply.headers, cookies)
+        self.trail.note_reply(self.name, reply.headers, reply.set_cookies)
         call_id = reply.headers.get(MODEL_CALL_HEADER)
         if call_id is not None and reply.ok:
             self.trail.note_call(call_id)
@@ -277,7 +282,8 @@ class Peer:
         if what is Heard.LOST:
             said = code or f"{answered.status} without an error of its own"
             raise ParticipantLost(f"{self.name} answered {said}")
-        return Reply(answered.status, body, headers)
+        cookies = tuple(answered.all(b"set-cookie")) if "set-cookie" in headers else ()
+        return Reply(answered.status, body, headers, answered.body, cookies)
 
 
 def is_final(headers: Mapping[str, str], tried: int) -> bool:

@@ -1,0 +1,1 @@
+"""The embedding on real NeMo Gym servers: `make test-gym`, in an environment of its own."""

@@ -1,0 +1,287 @@
+"""The layer around servers in the manner of NeMo Gym, in memory; on real ones: gym_tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from participants.coordination.coordinator import Coordinator, Published
+from participants.coordination.trainer import Dispatch
+from participants.gym.agent import GymAgent
+from participants.gym.codecs import blackjack_sessions
+from participants.gym.held import held_in
+from participants.identity import OPERATION_HEADER, POSITION_HEADER, RESTART_HEADER, VERIFY_HEADER
+from participants.records.records import Disposition
+from participants.servers.modes import Mode
+from participants.servers.resources import Verify
+from participants.settings import Settings
+from tests.gym_like import Chatter, Counter, gym_counter
+from tests.served_kinds import Fleet
+from tests.served_kinds import run as run_fleet
+from tests.whole_job import WholeJob, run, settle
+
+
+def dispatch(rollout: str, turns: int) -> Dispatch:
+    return Dispatch(rollout, {"question": rollout, "turns": turns}, "simple_agent")
+
+
+def gym_job(job: WholeJob, counters: list[Counter], chatters: list[Chatter], *, twist: int = 0) -> None:
+    """The job's tools and agent are in the manner of Gym; each start makes new ones, agents with so much more twist."""
+
+    def tools(config: Settings, seams: Any, transport: Any) -> Any:
+        counters.append(Counter())
+        return gym_counter(config, seams, counters[-1]).wrap(counters[-1].app())
+
+    def agent(config: Settings, seams: Any, transport: Any) -> Any:
+        chatters.append(Chatter(twist * len(chatters)))
+        gym = GymAgent("simple_agent", config, cookie="Chatter___simple_agent", seams=seams, transport=transport)
+        return gym.wrap(chatters[-1].app())
+
+    job.makers |= {"tools": tools, "simple_agent": agent}
+
+
+async def until_generated(job: WholeJob, first: Coordinator, rollouts: list[Dispatch]) -> None:
+    """A checkpoint holds what these rollouts could do so far, and then all servers are killed."""
+    with trio.CancelScope() as abandoned:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run_batch, first.runnable(rollouts))
+            await settle()
+            outcome = await first.checkpoint(timeout_s=60)
+            assert isinstance(outcome, Published), outcome.story()
+            assert job.launcher is not None
+            job.launcher.kill(*job.launcher.up)
+            abandoned.cancel()
+
+
+def test_a_loop_without_boundaries_goes_on_where_its_answers_end() -> None:
+    """A loop whose state is in local variables runs again from the top: the calls that the checkpoint held are answered
+    from it, none is made again, no session is seeded again, and the end is that of an undisturbed run.
+
+    Covers: I54, I58, I61
+    """
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        chatters: list[Chatter] = []
+        gym_job(job, counters, chatters)
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 2)
+            await until_generated(job, first, [dispatch("A", 5)])
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.CONTINUE) == 1
+            job.turnstile.allow("A", 5)
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 1, report
+        assert job.turnstile.seen == [("A", turn) for turn in range(1, 6)]
+        assert [counter.seeds for counter in counters] == [1, 0]
+        assert [counter.calls.count("/add") for counter in counters] == [2, 3]
+        assert [chatter.loops for chatter in chatters] == [1, 1]
+        assert [chatter.bodies[0]["_ng_attempt_index"] for chatter in chatters] == [0, 1]
+        assert job.trainer is not None
+        body = job.trainer.accepted["A"]
+        assert body["reward"] == 15 and body["usage"] == 10
+        assert [each["content"] for each in body["messages"] if each["role"] == "tool"] == ["1", "3", "6", "10", "15"]
+
+    run(test)
+
+
+def test_a_loop_that_asks_for_something_else_is_not_continued() -> None:
+    """A loop that makes another call than it made before ends without a result, and says which call it was."""
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        chatters: list[Chatter] = []
+        gym_job(job, counters, chatters, twist=1)
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 2)
+            await until_generated(job, first, [dispatch("A", 5)])
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            job.turnstile.allow("A", 5)
+            report = await second.run_batch(recovered.runnable())
+        assert list(report.lost) == ["A"]
+        assert "cannot be continued: call 1 of run/1 was tools /add" in report.lost["A"]
+        assert counters[-1].calls == []
+
+    run(test)
+
+
+async def started(fleet: Fleet, counter: Counter, **options: Any) -> None:
+    """A counter in the manner of Gym is served, under the name `tools`."""
+    participant = gym_counter(fleet.config(), fleet.seams("tools"), counter, **options)
+    await fleet.start("tools", participant.wrap(counter.app()))
+
+
+class Client:
+    """A caller of `tools` with a cookie jar."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.cookies: dict[str, str] = {}
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        jar = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        reply = await self.fleet.post("tools", path, body, headers=headers | ({"cookie": jar} if jar else {}))
+        self.cookies |= dict(reply.cookies)
+        return reply
+
+    async def seed(self, rollout: str = "r1", **headers: str) -> httpx.Response:
+        reply = await self.post(f"/ng-rollout/{rollout}/seed_session", {"at": 3}, **headers)
+        assert reply.status_code == 200, reply.text
+        return reply
+
+
+def test_a_session_is_bound_when_it_is_seeded_and_named_by_its_cookie_from_then_on() -> None:
+    """A tool call carries no rollout: its cookie names the session, whose position moves with each change. Gym's own
+    replies come through as they are, and no cookie of ours with them.
+
+    Covers: I36
+    """
+
+    async def test(fleet: Fleet) -> None:
+        await started(fleet, Counter())
+        caller = Client(fleet)
+        seed = await caller.seed()
+        assert seed.headers[VERIFY_HEADER] == "wait"
+        assert [name for name, _ in seed.cookies.items()] == ["Counter___tools"]
+        added = await caller.post("/add", {"by": 2})
+        assert added.json() == {"value": 5}
+        assert added.headers[POSITION_HEADER].split(".")[0] == "1"
+        assert added.headers[POSITION_HEADER].split(".")[2] == seed.headers[POSITION_HEADER].split(".")[2]
+
+    run_fleet(test)
+
+
+def test_what_a_handler_raises_is_the_reply_that_gym_makes_and_moves_the_session() -> None:
+    """A handler that failed may have changed the state: the position says so, and the reply is the one that Gym's
+    outermost layer gives.
+    """
+
+    async def test(fleet: Fleet) -> None:
+        await started(fleet, Counter())
+        caller = Client(fleet)
+        await caller.seed()
+        failed = await caller.post("/fail")
+        assert (failed.status_code, failed.json()) == (500, "ValueError('half done')")
+        assert failed.headers[POSITION_HEADER].split(".")[0] == "1"
+        assert (await caller.post("/add", {"by": 0})).json() == {"value": 4}
+
+    run_fleet(test)
+
+
+def test_a_call_or_a_seed_that_is_sent_again_is_not_applied_again() -> None:
+    """Under the operation id of an earlier call its recorded reply comes back, cookie and all."""
+
+    async def test(fleet: Fleet) -> None:
+        counter = Counter()
+        await started(fleet, counter)
+        caller = Client(fleet)
+        first = await caller.seed(**{OPERATION_HEADER: "seed-1"})
+        caller.cookies.clear()
+        again = await caller.seed(**{OPERATION_HEADER: "seed-1"})
+        assert again.headers["set-cookie"] == first.headers["set-cookie"]
+        for _ in range(3):
+            added = await caller.post("/add", {"by": 1}, **{OPERATION_HEADER: "add-1"})
+            assert added.json() == {"value": 4}
+        for _ in range(2):
+            verdict = await caller.post("/verify", **{OPERATION_HEADER: "verify-1"})
+            assert verdict.json() == {"reward": 4}
+        assert counter.calls == ["/seed_session", "/add", "/verify"]
+
+    run_fleet(test)
+
+
+def test_a_rollout_without_its_session_is_told_so_and_a_stranger_is_served_as_ever() -> None:
+    """A server that does not know the session of a rollout never makes it again; who names no rollout gets what Gym
+    gives.
+
+    Covers: I95
+    """
+
+    async def test(fleet: Fleet) -> None:
+        await started(fleet, Counter())
+        caller = Client(fleet)
+        lost = await caller.post("/ng-rollout/r1/add", {"by": 1})
+        assert (lost.status_code, lost.json()["error"]["code"]) == (409, "session_lost")
+        assert (await caller.post("/add", {"by": 1})).json() == {"value": 1}
+
+    run_fleet(test)
+
+
+def test_a_codec_that_does_not_hold_is_found_out_at_the_first_seed() -> None:
+    """A codec that cannot carry what the server keeps ends the call in words that no loop takes for an answer."""
+
+    async def test(fleet: Fleet) -> None:
+        await started(fleet, Counter(), held=blackjack_like_codec())
+        caller = Client(fleet)
+        reply = await caller.post("/ng-rollout/r1/seed_session", {"at": 3})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "participant_broken")
+        assert "gym:blackjack" in reply.json()["error"]["detail"]
+
+    run_fleet(test)
+
+
+def blackjack_like_codec() -> Any:
+    """Blackjack's codec for a dictionary of another name."""
+    codec: Any = blackjack_sessions().codec
+    return held_in("counts", codec.inner)
+
+
+@pytest.mark.parametrize(("mode", "header"), [(Mode.STATELESS, None), (Mode.RESTART_ONLY, "1"), (Mode.DRAIN_ONLY, "1")])
+def test_a_server_without_a_codec_says_what_becomes_of_its_rollouts(mode: Mode, header: str | None) -> None:
+    """A stateless server has no sessions; rollouts of the others start over, and are told so at their seed."""
+
+    async def test(fleet: Fleet) -> None:
+        await started(fleet, Counter(), held=None, mode=mode)
+        caller = Client(fleet)
+        seed = await caller.seed()
+        assert seed.headers.get(RESTART_HEADER) == header
+        assert (await caller.post("/add", {"by": 1})).json() == {"value": 4}
+        status = await fleet.status("tools")
+        assert status["mode"] == mode.wire
+        assert status["report"]["restarts"] == ([] if header is None else ["r1"])
+
+    run_fleet(test)
+
+
+def test_a_verification_that_may_run_again_leaves_the_session() -> None:
+    """With Verify.REPLAY it runs as often as it is asked, also while a checkpoint is open."""
+
+    async def test(fleet: Fleet) -> None:
+        counter = Counter()
+        await started(fleet, counter, verify=Verify.REPLAY)
+        caller = Client(fleet)
+        seed = await caller.seed()
+        assert seed.headers[VERIFY_HEADER] == "replay"
+        assert (await fleet.control("tools", "prepare")).json()["phase"] == "prepared"
+        for _ in range(2):
+            assert (await caller.post("/verify")).json() == {"reward": 3}
+        await fleet.control("tools", "resume")
+        assert counter.calls.count("/verify") == 2
+
+    run_fleet(test)
+
+
+def test_what_is_over_leaves_nothing_in_gyms_own_memory() -> None:
+    """A closed session and a retired one are gone from the server's dictionary too."""
+
+    async def test(fleet: Fleet) -> None:
+        counter = Counter()
+        await started(fleet, counter)
+        caller = Client(fleet)
+        await caller.seed()
+        await caller.post("/close_session")
+        await Client(fleet).seed("r2")
+        assert len(counter.counts) == 1
+        reply = await fleet.control("tools", "retire", episode_ids=[{"rollout_id": "r2", "attempt": 0}])
+        assert reply.json()["retired"] == ["r2"]
+        assert counter.counts == {}
+        assert (await fleet.status("tools"))["report"]["counts"]["sessions"] == 0
+
+    run_fleet(test)
