@@ -131,6 +131,10 @@ def test_tasks_are_numbered_by_line_and_repeat_and_go_where_the_line_says() -> N
     assert (second.rollout_id, second.target, second.data_position) == ("1-1", "other", {"task": 1, "repeat": 1})
     assert (last.rollout_id, last.target, last.task) == ("2-1", "third", {"task_id": {}, "task_input": 7})
     assert len(read_tasks(text, limit=1, target="env")) == 1
+    assert tasks.targets == ("env", "other", "third")
+    relayed = read_tasks(text, target="env", relays={"other": "agent", "env": "agent"})
+    assert relayed.targets == ("agent", "third")
+    assert relayed.dispatch(1).target == "agent"
 
 
 @pytest.mark.parametrize(
@@ -584,10 +588,10 @@ def test_tasks_that_cannot_be_read_or_go_nowhere_are_a_wrong_command_line(tmp_pa
             ["--input", str(tmp_path / name), "--output", str(tmp_path / "o"), "--checkpoints", str(tmp_path / "c")]
         )
         with pytest.raises(UsageError, match=says):
-            command.run(args, NoLauncher(), lambda name: name == "env", "token")
+            command.run(args, NoLauncher(), {"env"}, "token")
     args.target = "other"
     with pytest.raises(UsageError, match="tasks go to other"):
-        command.run(args, NoLauncher(), lambda name: name == "env", "token")
+        command.run(args, NoLauncher(), {"env"}, "token")
     assert [each.name for each in tmp_path.iterdir()] == ["tasks"]
 
 

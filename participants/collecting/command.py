@@ -11,7 +11,7 @@ import argparse
 import math
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -29,7 +29,7 @@ from ..settings import Seams
 from .collector import Ask, Collector, CollectSettings, Ending, collect
 from .output import OutputFile
 from .progress import Lines, Numbers, showing
-from .tasks import InputError, Tasks, read_tasks, unknown_targets
+from .tasks import InputError, Tasks, read_tasks
 
 OK: Final = 0
 FAILED: Final = 1
@@ -67,12 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="lines instead of a bar")
 
 
-def run(args: argparse.Namespace, launcher: Launcher, names: Callable[[str], bool], token: str) -> int:
-    """The exit code. `names` knows which servers the launcher starts."""
+def run(
+    args: argparse.Namespace,
+    launcher: Launcher,
+    names: Iterable[str],
+    token: str,
+    relays: Mapping[str, str] | None = None,
+) -> int:
+    """The exit code. `names` are the servers that the launcher starts, `relays` other names for them (`Tasks`)."""
     seams = Seams()
-    tasks = tasks_of(args)
-    if unknown := ", ".join(unknown_targets(tasks, names)):
-        raise UsageError(f"{args.input}: tasks go to {unknown}, which is no server of this deployment")
+    tasks = tasks_of(args, relays)
+    if unknown := [each for each in tasks.targets if each not in names]:
+        raise UsageError(f"{args.input}: tasks go to {', '.join(unknown)}, which is no server of this deployment")
     try:
         args.checkpoints.mkdir(parents=True, exist_ok=True)
         output = OutputFile(seams.disk, seams.disk.resolve(args.output)).open()
@@ -98,10 +104,11 @@ def run(args: argparse.Namespace, launcher: Launcher, names: Callable[[str], boo
         output.close()
 
 
-def tasks_of(args: argparse.Namespace) -> Tasks:
+def tasks_of(args: argparse.Namespace, relays: Mapping[str, str] | None = None) -> Tasks:
     """The tasks that the arguments name; UsageError when they cannot be read."""
     try:
-        return read_tasks(args.input.read_bytes(), repeats=args.repeats, limit=args.limit, target=args.target)
+        text = args.input.read_bytes()
+        return read_tasks(text, repeats=args.repeats, limit=args.limit, target=args.target, relays=relays)
     except (OSError, InputError) as error:
         raise UsageError(f"--input {args.input}: {error}") from error
 

@@ -48,7 +48,7 @@ def turns_of(body: Json) -> int:
 
 @define(eq=False)
 class Numbers:
-    """What is counted. `before` are the results that stood when this life began, `began` its monotonic start."""
+    """What is counted. `before` are the results that stood when this life began, `began` when the servers were up."""
 
     total: int
     clock: Clock
@@ -61,6 +61,10 @@ class Numbers:
     began: float = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Time is counted from now."""
         self.began = self.clock.monotonic()
 
     @property
@@ -106,6 +110,7 @@ class Lines(Watcher):
         self._said = numbers.began
 
     def recovered(self, recovered: Recovered) -> None:
+        self.numbers.begin()
         self.say(recovered.story())
         for each in recovered.damaged:
             self.say(each.story())
@@ -129,7 +134,7 @@ class Lines(Watcher):
     def counted(self) -> None:
         """There is one more."""
         now = self.numbers.clock.monotonic()
-        if now - self._said >= LINE_EVERY_S or self.numbers.done == self.numbers.total:
+        if now - self._said >= LINE_EVERY_S:
             self._said = now
             self.say(self.numbers.story())
 

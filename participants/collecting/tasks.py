@@ -7,10 +7,10 @@ own collector counts; so it derives from the data position, and is the same in e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from statecore.errors import StatecoreError, WireError
 from statecore.wire import parse
@@ -34,11 +34,15 @@ class InputError(StatecoreError):
 
 @frozen
 class Tasks:
-    """All that is to be run, in order: each line `repeats` times, one after the other."""
+    """All that is to be run, in order: each line `repeats` times, one after the other.
+
+    `relays` are names that a line may have for a server, and the server that is meant.
+    """
 
     lines: tuple[Mapping[str, Any], ...]
     repeats: int
     target: str
+    relays: Mapping[str, str] = field(factory=dict)
 
     def __len__(self) -> int:
         return len(self.lines) * self.repeats
@@ -62,7 +66,17 @@ class Tasks:
             else {**line, TASK_INDEX: index, ROLLOUT_INDEX: repeat}
         )
         position = {"task": index, "repeat": repeat}
-        return Dispatch(self.rollout_id(number), task, target_of(line) or self.target, data_position=position)
+        return Dispatch(self.rollout_id(number), task, self.target_of(line), data_position=position)
+
+    def target_of(self, line: Mapping[str, Any]) -> str:
+        """The server that runs it."""
+        target = named_target(line) or self.target
+        return self.relays.get(target, target)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The servers that tasks go to, each once, in order."""
+        return tuple(dict.fromkeys(map(self.target_of, self.lines)))
 
 
 def is_episode_task(line: Mapping[str, Any]) -> bool:
@@ -70,7 +84,7 @@ def is_episode_task(line: Mapping[str, Any]) -> bool:
     return "task_id" in line and "task_input" in line
 
 
-def target_of(line: Mapping[str, Any]) -> str:
+def named_target(line: Mapping[str, Any]) -> str:
     """The server that the line itself names, or ""."""
     named = line.get(ENVIRONMENT_SERVER)
     if named is None and isinstance(agent := line.get(AGENT_REF), Mapping):
@@ -78,7 +92,14 @@ def target_of(line: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) else ""
 
 
-def read_tasks(text: bytes, *, repeats: int = 1, limit: int | None = None, target: str = "") -> Tasks:
+def read_tasks(
+    text: bytes,
+    *,
+    repeats: int = 1,
+    limit: int | None = None,
+    target: str = "",
+    relays: Mapping[str, str] | None = None,
+) -> Tasks:
     """The tasks in `text`; `limit` takes the first so many lines. InputError names the first line that is none."""
     if repeats < 1 or (limit is not None and limit < 1):
         raise InputError("a task is run at least once, and at least one task is taken")
@@ -89,7 +110,7 @@ def read_tasks(text: bytes, *, repeats: int = 1, limit: int | None = None, targe
         lines.append(_task(line, number, target))
     if not lines:
         raise InputError("there is no task in it")
-    return Tasks(tuple(lines), repeats, target)
+    return Tasks(tuple(lines), repeats, target, dict(relays or {}))
 
 
 def _lines(text: bytes) -> Iterator[bytes]:
@@ -105,11 +126,7 @@ def _task(line: bytes, number: int, target: str) -> Mapping[str, Any]:
         raise InputError(f"task {number} is no JSON object")
     if numbered := sorted(RESERVED & task.keys()):
         raise InputError(f"task {number} has {', '.join(numbered)}, which the collector gives")
-    if not (target_of(task) or target):
+    if not (named_target(task) or target):
         raise InputError(f"task {number} names no server ({AGENT_REF} or {ENVIRONMENT_SERVER}), and no target is given")
     return task
 
-
-def unknown_targets(tasks: Tasks, known: Callable[[str], bool]) -> Iterable[str]:
-    """The servers that tasks go to and that are not known, each once, in order."""
-    return dict.fromkeys(target for line in tasks.lines if not known(target := target_of(line) or tasks.target))

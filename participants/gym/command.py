@@ -14,6 +14,7 @@ from statecore import DefinitionError
 from statecore.cli import UsageError
 
 from ..settings import SettingsError
+from .collect import add_collect
 from .embedding import checkpointable, kind_of
 
 
@@ -32,6 +33,7 @@ def register(subparsers: Any) -> None:
         help="resources_servers/blackjack, or module:Class for a server of your own; checkpointable already or not",
     )
     serve.set_defaults(run=run_serve)
+    add_collect(commands)
 
 
 def run_serve(args: argparse.Namespace) -> int:
