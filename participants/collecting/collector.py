@@ -87,7 +87,7 @@ class Watcher:
         """It begins, or goes on from a checkpoint."""
 
     def result(self, result: Result) -> None:
-        """A result is in the output."""
+        """A result is in the output, and was not before."""
 
     def checkpoint(self, outcome: Published | Aborted) -> None:
         """A checkpoint has ended."""
@@ -135,11 +135,14 @@ class Collector:
 
     async def save_result(self, result: Result) -> Result:
         async with self._writing:
-            return await on_disk(self.disk, self.output.keep, result)
+            new = result.rollout_id not in self.output.standing
+            standing = await on_disk(self.disk, self.output.keep, result)
+        if new:
+            self.watcher.result(result)
+        return standing
 
     async def accept(self, result: Result) -> None:
         self._accepted.add(result.rollout_id)
-        self.watcher.result(result)
 
     async def consumed(self) -> Set[str]:
         return set(self._accepted)

@@ -24,7 +24,7 @@ from ..commands.console import count
 from ..coordination.coordinator import Coordinator, CoordinatorSettings
 from ..coordination.stragglers import Stragglers
 from ..serving.launcher import Launcher
-from ..serving.lifespan import StartupFailed
+from ..serving.lifespan import StartupFailed, single
 from ..settings import Seams
 from .collector import Ask, Collector, CollectSettings, Ending, collect
 from .output import OutputFile
@@ -92,14 +92,13 @@ def run(
             collector = Collector(tasks, output, seams.disk, watcher)
             ending = trio.run(_collect, args, launcher, token, collector, seams)
         return told(ending, watcher, sys.stdout)
-    except BaseExceptionGroup as group:
-        if group.subgroup(Interrupted) is not None:
+    except Exception as error:
+        cause = single(error)
+        if isinstance(cause, Interrupted):
             return INTERRUPTED
-        if group.split(EXPECTED)[1] is not None:
+        if not isinstance(cause, EXPECTED):
             raise
-        return _failed("; ".join(str(each) for each in _leaves(group)))
-    except EXPECTED as error:
-        return _failed(str(error))
+        return _failed(str(cause))
     finally:
         output.close()
 
@@ -163,14 +162,6 @@ def told(ending: Ending, watcher: Lines, out: TextIO) -> int:
         print(f"{count(missing, 'task')} without a result; the same command tries them again", file=out)
         return FAILED
     return OK
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf
-        for each in group.exceptions
-        for leaf in (_leaves(each) if isinstance(each, BaseExceptionGroup) else [each])
-    ]
 
 
 def _failed(why: str) -> int:

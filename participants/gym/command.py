@@ -15,6 +15,7 @@ from statecore.cli import UsageError
 
 from ..settings import SettingsError
 from .collect import add_collect
+from .demo import add_demo
 from .embedding import checkpointable, kind_of
 
 
@@ -34,6 +35,7 @@ def register(subparsers: Any) -> None:
     )
     serve.set_defaults(run=run_serve)
     add_collect(commands)
+    add_demo(commands)
 
 
 def run_serve(args: argparse.Namespace) -> int:
