@@ -15,7 +15,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -138,8 +138,8 @@ def task_of(game: Game, number: int, *, planned: bool) -> dict[str, Any]:
     return task
 
 
-def config_of(upstream: str, model: str, key: str) -> dict[str, Any]:
-    """Gym's configuration of the demo's servers."""
+def config_of(upstream: str, model: str, key: str, games: Iterable[Game] = GAMES) -> dict[str, Any]:
+    """Gym's configuration of a model and of each game's servers."""
     config: dict[str, Any] = {
         "head_server": {"host": "127.0.0.1", "port": 11000},
         "default_host": "127.0.0.1",
@@ -155,7 +155,7 @@ def config_of(upstream: str, model: str, key: str) -> dict[str, Any]:
             }
         },
     }
-    for game in GAMES:
+    for game in games:
         config[game.name] = {"resources_servers": {game.component: {"entrypoint": "app.py", "domain": "agent"}}}
         agent = {
             "entrypoint": "app.py",
