@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -120,7 +121,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("STATECORE_", "NEMO_GYM_"))}
 
 
-def _rows(folder: Path) -> list[dict[str, object]]:
+def _rows(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of the output."""
     path = folder / "results.jsonl"
     text = path.read_bytes() if path.exists() else b""

@@ -33,7 +33,7 @@ from ..servers.agent_records import KeptReply
 from ..servers.asgi import Shell
 from ..servers.executions import Response
 from ..servers.modes import Mode
-from ..servers.resources import CLOSE_PATH, SEED_PATHS, VERIFY_PATH, Resources, Staged, Verify
+from ..servers.resources import CLOSE_PATH, SEED_PATHS, VERIFY_PATH, Resources, Staged, Verify, check_admitted
 from ..servers.session_book import Session
 from ..settings import Seams, Settings
 from .held import Held, Slot
@@ -64,7 +64,6 @@ class GymResources(Resources[Slot]):
         self.cookies = self.gym_cookies = GymCookies(cookie)
         self._server = server
         self._held = held
-        self._seeds: dict[str, Response] = {}
         self._seeding: dict[EpisodeId, anyio.Lock] = {}
         self._running: set[tuple[EpisodeId | None, anyio.CancelScope]] = set()
 
@@ -107,11 +106,14 @@ class GymResources(Resources[Slot]):
         self, episode: EpisodeId, request: Incoming, app: ASGIApp
     ) -> tuple[Session[Slot] | None, Response]:
         """The session, if the seed made one, and Gym's reply; for a seed that is sent again those of the first."""
-        seed = Seeded(self.seams.entropy.token_hex(16), request.headers.get(OPERATION_HEADER, ""))
+        operation_id = request.headers.get(OPERATION_HEADER, "")
+        seed = Seeded(self.seams.entropy.token_hex(16), operation_id)
         known = self._book.of(episode)
         if known is not None:
             known.step(seed)  # the same seed again, or Refused
-            return known, self._seeds[known.session_id]
+            assert known.seeded is not None, "only a seed of this process is sent again, and it is recorded"
+            return known, _kept(known.seeded)
+        self.check_may_seed(request, episode)
         response = await self._call(request, app)
         session_id = self.gym_cookies.set_in(response.headers)
         if not 200 <= response.status < 300 or session_id is None:
@@ -121,8 +123,9 @@ class GymResources(Resources[Slot]):
         with self._codec_holds():
             self._prove(session.state)
         session.step(seed)
+        session.seeded = Operation(operation_id, _keep(response))
         self._book.add(session)
-        self._seeds[session_id] = response
+        self.refusals.done(episode, operation_id)
         return session, response
 
     async def _change(self, request: Incoming, app: ASGIApp) -> Response:
@@ -131,13 +134,15 @@ class GymResources(Resources[Slot]):
             return await self._call(request, app)
         operation_id = request.headers.get(OPERATION_HEADER) or self.seams.entropy.token_hex(16)
         async with session.lock:
-            self._use(session)
+            self._use(session, request)
             done = session.machine.data.applied(operation_id)
             if done is not None:
                 return self._standing(session, _kept(done))
+            check_admitted(request)
             response = await self._call(request, app)
             self._note_state(session)
             session.step(Mutated(operation_id, _keep(response)))
+            self.refusals.done(session.episode, operation_id)
             return self._standing(session, response)
 
     async def _verify(self, request: Incoming, app: ASGIApp) -> Response:
@@ -148,7 +153,8 @@ class GymResources(Resources[Slot]):
         async with session.lock:
             if session.verified is not None and operation_id == session.verified.operation_id:
                 return self._standing(session, _kept(session.verified))
-            self._use(session)
+            check_admitted(request)
+            self._use(session, request)
             if self.verify_policy is Verify.REPLAY:
                 return self._standing(session, await self._call(request, app))
             session.step(VerifyStarted())
@@ -157,19 +163,21 @@ class GymResources(Resources[Slot]):
             if 200 <= response.status < 300:
                 session.verified = Operation(operation_id, _keep(response))
                 session.step(VerifySucceeded())
+                self.refusals.done(session.episode, operation_id)
             else:
                 session.step(VerifyFailed())
             return self._standing(session, response)
 
     async def _close(self, request: Incoming, app: ASGIApp) -> Response:
+        if request.recorded_only:
+            return _closed(request)
         session = self._known(request)
         if session is None:
             return await self._call(request, app)
         async with session.lock:
             response = await self._call(request, app)
             if 200 <= response.status < 300:
-                self._book.drop(session)
-                self._seeds.pop(session.session_id, None)
+                self._closed(session, request)
             return response
 
     async def _call(self, request: Incoming, app: ASGIApp) -> Response:
@@ -233,10 +241,9 @@ class GymResources(Resources[Slot]):
                 running.cancel()
         gone = [session.session_id for session in self._book.up_to(highest)]
         await super().retire(episodes)
-        for session_id in gone:
-            self._seeds.pop(session_id, None)
-            if self._held is not None:
-                self._held.drop(self._server, session_id)
+        for session_id in gone if self._held is not None else ():
+            assert self._held is not None
+            self._held.drop(self._server, session_id)
 
 
 class _Sessions:
@@ -256,6 +263,13 @@ class _Sessions:
 
 def _with(response: Response, headers: Any) -> Response:
     return Response(response.status, (*response.headers, *headers), response.body)
+
+
+def _closed(request: Incoming) -> Response:
+    """What Gym answers to a close: whose session it was, as the caller said."""
+    said = request.value if isinstance(request.value, dict) else {}
+    body = {name: said[name] for name in ("resources_session_id",) if name in said}
+    return Response(200, (("content-type", "application/json"),), encode(body))
 
 
 def _keep(response: Response) -> str:

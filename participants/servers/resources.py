@@ -223,7 +223,7 @@ class Resources(Server, Generic[S]):
                 yield change
                 self._end(change)
                 return
-            _check_admitted(request)
+            check_admitted(request)
             undo = None if self.codec is None else undo_of(self.codec, session.state)
             try:
                 yield change
@@ -240,7 +240,7 @@ class Resources(Server, Generic[S]):
     async def read(self, scope: Scope) -> AsyncIterator[Change[S]]:
         """A look at the session under its lock: the position stays (I36)."""
         request = self._request(scope)
-        _check_admitted(request)
+        check_admitted(request)
         session = self._find(request)
         async with session.lock:
             self._use(session, request)
@@ -266,7 +266,7 @@ class Resources(Server, Generic[S]):
                 yield change
                 self._end(change)
                 return
-            _check_admitted(request)
+            check_admitted(request)
             self._use(session, request)
             if self.verify_policy is Verify.REPLAY:
                 yield change
@@ -291,12 +291,16 @@ class Resources(Server, Generic[S]):
         session = self._known(request)
         if session is not None:
             async with session.lock:
-                self._book.drop(session)
-            if session.episode is not None:
-                self.refusals.over(session.episode)
-            if request.tried is not None:
-                self._book.note_closed(session, _operation(request) or "")
+                self._closed(session, request)
         return JSONResponse({})
+
+    def _closed(self, session: Session[S], request: Incoming) -> None:
+        """The session is gone by this request, whose record stays."""
+        self._book.drop(session)
+        if session.episode is not None:
+            self.refusals.over(session.episode)
+        if request.tried is not None:
+            self._book.note_closed(session, _operation(request) or "")
 
     async def export_session(self, session_id: str) -> tuple[Position, bytes]:
         """The position of one live session and its state's bytes, read in one piece under its lock (section 13.8)."""
@@ -331,9 +335,7 @@ class Resources(Server, Generic[S]):
         if known is not None:
             known.step(event)  # the same seed again, or Refused
             return known
-        _check_admitted(request)
-        if request.tried is not None and self._book.has_closed(episode, operation_id):
-            raise refuse_request("session_lost", "this seed is late: its session was closed")
+        self.check_may_seed(request, episode)
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
         session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
         session.step(event)
@@ -342,6 +344,12 @@ class Resources(Server, Generic[S]):
         self._book.add(session)
         self.refusals.done(episode, operation_id)
         return session
+
+    def check_may_seed(self, request: Incoming, episode: EpisodeId | None) -> None:
+        """A seed that found no session may make one; Refused if it came for its record, or late."""
+        check_admitted(request)
+        if request.tried is not None and self._book.has_closed(episode, _operation(request) or ""):
+            raise refuse_request("session_lost", "this seed is late: its session was closed")
 
     def _request(self, scope: Scope) -> Incoming:
         """The request as the shell read it; with checkpointing off one that names its session by cookie only."""
@@ -597,7 +605,7 @@ def _operation(request: Incoming) -> str | None:
     return request.headers.get(OPERATION_HEADER)
 
 
-def _check_admitted(request: Incoming) -> None:
+def check_admitted(request: Incoming) -> None:
     """Nothing is done for a request that came only for the record of its call, and finds none."""
     if request.recorded_only:
         raise refuse_request("admission_closed", "the call was answered, and its record is gone")
