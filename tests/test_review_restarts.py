@@ -71,6 +71,40 @@ async def test_a_result_that_is_saved_while_the_servers_are_restored_stands(auto
         assert trainer.ids == ["p1", "p2"] == sorted(trainer.kept)
 
 
+@define(eq=False)
+class Thoughtful(SmallTrainer):
+    """Takes a restart to heart."""
+
+    reports: list[Restarted] = field(factory=list)
+
+    async def restarted(self, report: Restarted) -> None:
+        await trio.sleep(300)
+        self.reports.append(report)
+
+
+@pytest.mark.trio
+async def test_a_death_while_the_framework_hears_of_the_last_one(autojump_clock: MockClock) -> None:
+    """The servers are watched all the same: others are started at once, and restored when the framework has a moment.
+
+    Covers: S66.
+    """
+    async with a_world() as world:
+        trainer = Thoughtful(world.disk)
+        async with world.coordinator(trainer, **SOON) as job:
+            await job.recover()
+            await trio.sleep(2)
+            die(world)
+            await restarted(job)
+            await trio.sleep(2)
+            die(world, "env")
+            await trio.sleep(10)
+            assert len(world.deployments.fleets) == 3
+            assert trainer.reports == []
+            await trio.sleep(700)
+            assert len(job.restarts) == 2
+        assert trainer.reports == list(job.restarts)
+
+
 @pytest.mark.trio
 async def test_a_retirement_is_of_one_deployment(autojump_clock: MockClock) -> None:
     """The attempt that a restart gives once more was never retired there: its own end is an end. Covers: I6, I96."""
