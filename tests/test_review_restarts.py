@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from participants.coordination.trainer import Dispatch, Result
 from participants.records.records import Disposition
 from participants.serving.testing import Fault
 from tests.coordinator_world import SmallTrainer, World, a_world, dispatches, is_call, running
-from tests.small_fleet import FakeServer, Reply
+from tests.small_fleet import Deployments, FakeServer, Reply
 
 SOON = {"probe_every_s": 0.5}
 
@@ -69,6 +70,58 @@ async def test_a_result_that_is_saved_while_the_servers_are_restored_stands(auto
         assert reports[0].delivered == 2
         assert world.count("p1") == 3
         assert trainer.ids == ["p1", "p2"] == sorted(trainer.kept)
+
+
+@define(eq=False)
+class Slow(Deployments):
+    """A launcher whose later starts, and whose stops, take their time; `stubborn`: they cannot be cancelled."""
+
+    stubborn: bool = False
+    starting: bool = False
+    overlaps: int = 0
+
+    async def start(self, epoch: int) -> Mapping[str, str]:
+        if self.fleets:
+            await self._takes_its_time()
+        return await super().start(epoch)
+
+    async def stop(self) -> None:
+        await self._takes_its_time()
+        await super().stop()
+
+    async def _takes_its_time(self) -> None:
+        self.overlaps += self.starting
+        self.starting = True
+        try:
+            with trio.CancelScope(shield=self.stubborn):
+                await trio.sleep(20)
+        finally:
+            self.starting = False
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("stubborn", [False, True], ids=["can be cancelled", "cannot"])
+@pytest.mark.parametrize("after_s", [5.0, 25.0], ids=["stopping", "starting"])
+async def test_the_block_is_left_while_the_servers_are_restarted(
+    autojump_clock: MockClock, stubborn: bool, after_s: float
+) -> None:
+    """Whatever the launcher is doing is over, then it stops what is there, once more and alone; nothing is up."""
+    async with a_world() as world:
+        old = world.deployments
+        world.deployments = Slow(old.network, old.clock, old.disk, old.nursery, stubborn=stubborn)
+        async with world.coordinator(world.trainer(), **SOON) as job:
+            recovered = await job.recover()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(job.run_batch, recovered.runnable(dispatches({"p1": 60})))
+                await trio.sleep(2)
+                die(world)
+                await trio.sleep(2 + after_s)
+                nursery.cancel_scope.cancel()
+        assert world.network.up == ()
+        assert world.deployments.overlaps == 0
+        async with world.coordinator(trainer := world.trainer(), **SOON) as job:
+            assert (await job.run_batch((await job.recover()).runnable(dispatches({"p1": 2})))).delivered == 1
+        assert trainer.ids == ["p1"], "what it may have claimed on its way out is in nobody's way"
 
 
 @define(eq=False)
