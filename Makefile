@@ -18,11 +18,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test test-gym kill models mutations lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test gym-demo bench-gym test-gym kill models mutations lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
 	@echo "make test         all tests, with the time of each suite"
+	@echo "make gym-demo     the demo on real NeMo Gym servers (ARGS=\"--kill counter\")"
+	@echo "make bench-gym    what checkpoints cost on them"
 	@echo "make test-gym     the embedding, on real NeMo Gym servers (needs Python 3.12 or newer; 600 MB in .venv-gym)"
 	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
 	@echo "make models       the large models too, explored to the end (minutes)"
@@ -40,6 +42,12 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python .ci/suites.py $(ARGS)
+
+gym-demo: $(GYM_READY)
+	@$(GYM)/bin/statecore gym demo $(ARGS)
+
+bench-gym: $(GYM_READY)
+	@$(GYM)/bin/python -m gym_tests.bench $(ARGS)
 
 test-gym: $(GYM_READY)
 	@$(GYM)/bin/python -m pytest gym_tests -q --durations=5 $(ARGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +60,17 @@ def run(folder: Path, *, kills: int, tasks: int, seed: int, every_s: float = 2.0
     """The collection ran to its end, with so many kills on its way."""
     dice = random.Random(seed)
     started = time.monotonic()
-    lines = [task_of(GAMES[n % len(GAMES)], n, planned=True) for n in range(tasks)]
-    (folder / "tasks.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
-    with (folder / "model.log").open("wb") as log:
-        told = spec(Model(log=str(folder / "model.jsonl"), delay_s=turn_s))
-        command = [sys.executable, "-m", told.module, told.factory, "--ready-file", str(folder / "url")]
-        model = subprocess.Popen(command, stdout=log, stderr=log, env={**_environment(), **told.env})
-    try:
-        url = f"{_when_there(folder / 'url', model)}/v1"
-        (folder / "config.json").write_text(json.dumps(config_of(url, "scripted", "none")))
-        done = 0
+    done = 0
+    with prepared(folder, tasks=tasks, turn_s=turn_s):
         while done < kills and time.monotonic() - started < LONGEST_S:
             starting = dice.random() < 0.25
             moment_s = dice.uniform(0, STARTING_S if starting else RUNNING_S)
             if _life(folder, every_s, moment_s, up=not starting) is not None:
                 break  # it came to its end before its turn to be killed
             done += 1
-            print(f"killed {done} times, {len(_rows(folder))} rows", flush=True)
+            print(f"killed {done} times, {len(rows_of(folder))} rows", flush=True)
         code = _life(folder, every_s, LAST_S, up=True)
-    finally:
-        model.send_signal(signal.SIGTERM)
-        model.wait()
-    rows = _rows(folder)
+    rows = rows_of(folder)
     wrong = tuple(row["_ng_rollout_id"] for row in rows if row["reward"] != 1.0)
     return Outcome(
         kills=done,
@@ -91,37 +82,65 @@ def run(folder: Path, *, kills: int, tasks: int, seed: int, every_s: float = 2.0
     )
 
 
+@contextmanager
+def prepared(folder: Path, *, tasks: int, turn_s: float) -> Iterator[None]:
+    """Tasks and configuration are there, and the model that it names answers."""
+    lines = [task_of(GAMES[n % len(GAMES)], n, planned=True) for n in range(tasks)]
+    (folder / "tasks.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+    with (folder / "model.log").open("wb") as log:
+        told = spec(Model(log=str(folder / "model.jsonl"), delay_s=turn_s))
+        command = [sys.executable, "-m", told.module, told.factory, "--ready-file", str(folder / "url")]
+        model = subprocess.Popen(command, stdout=log, stderr=log, env={**_environment(), **told.env})
+    try:
+        url = f"{_when_there(folder / 'url', model)}/v1"
+        (folder / "config.json").write_text(json.dumps(config_of(url, "scripted", "none")))
+        yield
+    finally:
+        model.send_signal(signal.SIGTERM)
+        model.wait()
+
+
+class Life:
+    """A start of the command; what it says goes to ``collect.log``."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "statecore.cli", "gym", "collect", "--config", str(folder / "config.json")]
+        command += ["--input", str(folder / "tasks.jsonl"), "--output", str(folder / "results.jsonl")]
+        command += ["--checkpoints", str(folder / "checkpoints"), "--concurrency", "6", *options]
+        self._path = folder / "collect.log"
+        with self._path.open("ab") as log:
+            self._begins = log.tell()
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
+
+    def said(self) -> str:
+        with self._path.open("rb") as log:
+            log.seek(self._begins)
+            return "\n" + log.read().decode()
+
+    def until(self, text: str) -> None:
+        """It has said so, or it has ended."""
+        while self.process.poll() is None and text not in self.said():
+            time.sleep(0.05)
+
+
 def _life(folder: Path, every_s: float, within_s: float, *, up: bool) -> int | None:
     """The exit code, None when it was killed so long after its start (`up`: after its servers were up)."""
-    command = [sys.executable, "-m", "statecore.cli", "gym", "collect", "--config", str(folder / "config.json")]
-    command += ["--input", str(folder / "tasks.jsonl"), "--output", str(folder / "results.jsonl")]
-    command += ["--checkpoints", str(folder / "checkpoints"), "--concurrency", "6", "--every", str(every_s)]
-    with (folder / "collect.log").open("ab") as log:
-        begins = log.tell()
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
-        try:
-            while up and process.poll() is None and b"\nepoch " not in _said(folder, begins):
-                time.sleep(0.05)
-            return process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return None
-
-
-def _said(folder: Path, begins: int) -> bytes:
-    with (folder / "collect.log").open("rb") as log:
-        log.seek(begins)
-        return b"\n" + log.read()
+    life = Life(folder, "--every", str(every_s))
+    if up:
+        life.until("\nepoch ")
+    try:
+        return life.process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        life.process.send_signal(signal.SIGKILL)
+        life.process.wait()
+        return None
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {name: value for name, value in os.environ.items() if not name.startswith(("STATECORE_", "NEMO_GYM_"))}
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
+def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of the output."""
     path = folder / "results.jsonl"
     text = path.read_bytes() if path.exists() else b""

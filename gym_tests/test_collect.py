@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,30 @@ def test_a_collection_that_is_killed_again_and_again_has_every_task_once(tmp_pat
     """SIGKILL to its whole process at random moments; `make gym-deep` does it with 20 kills and 200 tasks."""
     outcome = collect_kills.run(tmp_path, kills=3, tasks=24, seed=5)
     assert outcome.good, f"seed 5: {outcome.line()}\n{(tmp_path / 'collect.log').read_text()[-4000:]}"
+
+
+def test_a_collection_checkpoints_and_stops_by_signals_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """SIGUSR1: a checkpoint, and on. SIGTERM: a checkpoint, and exit code 3; meanwhile nobody else may write there."""
+    with collect_kills.prepared(tmp_path, tasks=12, turn_s=0.5):
+        life = collect_kills.Life(tmp_path, "--every", "0")
+        life.until("\nepoch 1")
+        other = collect_kills.Life(tmp_path)
+        assert other.process.wait(60) == 1
+        assert "another collector writes to" in other.said()
+        life.process.send_signal(signal.SIGUSR1)
+        life.until("\nck-000001-")
+        assert life.process.poll() is None, life.said()
+        life.process.send_signal(signal.SIGTERM)
+        assert life.process.wait(60) == 3, life.said()
+        assert "the same command goes on from here" in life.said()
+        some = collect_kills.rows_of(tmp_path)
+        assert len(some) < 12
+        again = collect_kills.Life(tmp_path)
+        assert again.process.wait(120) == 0, again.said()
+    rows = collect_kills.rows_of(tmp_path)
+    assert rows[: len(some)] == some
+    assert sorted(row["_ng_rollout_id"] for row in rows) == sorted(f"{number}-0" for number in range(12))
+    assert {row["reward"] for row in rows} == {1.0}
 
 
 def test_the_demo_on_gym_servers_ends_with_nothing_redone() -> None:
