@@ -244,19 +244,22 @@ async def job(
                     await ended.wait()
                 if order.every_s:
                     await coordinator.checkpoint(timeout_s=DEADLINE_S)
-        stories = []
+        stories, servers = [], dict[str, str]()
         for _ in range(TRIES):
+            restarts = len(coordinator.restarts)
             last = await coordinator.checkpoint(timeout_s=DEADLINE_S)
             stories.append(last.story())
             if last.published and not striker.blows:
-                break
+                servers = await settled(order, scene)
+                if restarts == len(coordinator.restarts):  # else they were started anew since: it is not the last one
+                    break
         put(
             scene.home / f"ended-{order.number}.json",
             {
                 "ended": "finished",
                 "published": last.published,
                 "stories": stories,
-                "servers": await settled(order, scene),
+                "servers": servers or await settled(order, scene),
                 "results": trainer.results(),
                 "lost": list(trainer.lost()),
                 "doubled": list(trainer.doubled()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -129,8 +130,7 @@ def stood_still(home: Path) -> dict[str, float]:
     """When each checkpoint began to be written, by id: its participants were closed and quiet by then."""
     found = {}
     for path in home.glob("coordinator-*.jsonl"):
-        for raw in path.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is nothing, or torn
-            said = parse(raw)
+        for said in journal_of(path):
             if said["machine"] == "transaction" and (said["state"], said["next"]) == ("preparing", "committing"):
                 found[said["ids"]["checkpoint_id"]] = float(said["clock"])
     return found
@@ -145,11 +145,28 @@ def lacking(checkpoint: str, held: Held, lines: Iterable[Line], stood: float) ->
 
 
 def of_zombies(home: Path, lives: int) -> Iterator[str]:
-    """Whoever was stopped and woken says that it was overtaken, and nothing else."""
+    """Whoever was stopped and woken says that it was overtaken, unless it had done its last checkpoint before that."""
     for number in range(1, lives):
         path = home / f"ended-{number}.json"
-        if path.exists() and parse(path.read_bytes())["ended"] == "finished":
+        if not path.exists() or parse(path.read_bytes())["ended"] != "finished":
+            continue
+        said = [each for each in journal_of(home / f"coordinator-{number}.jsonl") if each["machine"] == "transaction"]
+        own = max((each["ids"]["epoch"] for each in said), default=0)
+        last = max((float(each["clock"]) for each in said), default=0.0)
+        if last > claimed_after(home / CHECKPOINTS, own):
             yield f"life {number} was stopped, had a successor, and ended as if it had none"
+
+
+def claimed_after(root: Path, epoch: int) -> float:
+    """When the first claim after this epoch was made; infinity if there is none."""
+    claims = (parse(path.read_bytes()) for path in root.glob("epoch-[0-9]*[0-9].json"))
+    return min((float(each["claimed_ts"]) for each in claims if each["epoch"] > epoch), default=math.inf)
+
+
+def journal_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a coordinator's journal; what follows the last newline is nothing, or torn."""
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        yield parse(line)
 
 
 @frozen

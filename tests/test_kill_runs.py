@@ -13,6 +13,7 @@ import pytest
 
 from participants.demo.counting import Held
 from participants.demo.lines import Event, Line
+from participants.demo.worlds import CHECKPOINTS
 from tests import kill_runs
 from tests.kill_plan import ENDS_THE_LIFE, WHENS, Blow, Kind, Run, draw, job, pairs, put
 from tests.kill_runs import Came, Undisturbed, main, summary
@@ -141,11 +142,22 @@ def test_a_run_without_an_end_is_found(tmp_path: Path) -> None:
 
 
 def test_a_zombie_that_ends_as_if_nothing_had_happened_is_found(tmp_path: Path) -> None:
-    """Whoever was stopped and has a successor says that it was overtaken."""
+    """Whoever was stopped and has a successor says that it was overtaken, unless all was done before the claim."""
     put(tmp_path / "ended-1.json", {"ended": "overtaken"})
     put(tmp_path / "ended-3.json", {"ended": "finished"})
-    assert list(of_zombies(tmp_path, 3)) == []
-    assert list(of_zombies(tmp_path, 4)) == ["life 3 was stopped, had a successor, and ended as if it had none"]
+    (tmp_path / CHECKPOINTS).mkdir()
+    put(tmp_path / CHECKPOINTS / "epoch-000004.json", {"epoch": 4, "claimed_ts": 30.0})
+    put(tmp_path / CHECKPOINTS / "epoch-000004.base.json", {"start": None})
+    for clock, found in [
+        (29.0, []),
+        (31.0, ["life 3 was stopped, had a successor, and ended as if it had none"]),
+    ]:
+        line = {"machine": "transaction", "clock": clock, "ids": {"epoch": 3}}
+        (tmp_path / "coordinator-3.jsonl").write_text(json.dumps(line) + "\n{torn")
+        assert list(of_zombies(tmp_path, 3)) == []
+        assert list(of_zombies(tmp_path, 4)) == found
+    (tmp_path / CHECKPOINTS / "epoch-000004.json").unlink()
+    assert list(of_zombies(tmp_path, 4)) == []  # it has no successor but the one that never claimed
 
 
 def test_starts_are_read_by_epoch(tmp_path: Path) -> None:
