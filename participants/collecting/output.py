@@ -193,16 +193,25 @@ class OutputFile:
         file = self._writer(path)
         whole = self._whole.setdefault(path, 0)
         self.disk.truncate(path, whole)  # what a write before this one left that failed half-way
-        file.write(line)
-        file.fsync()
+        try:
+            file.write(line)
+            file.fsync()
+        except OSError:  # whoever opens it next would take a whole line for a durable one
+            self.disk.truncate(path, whole)
+            raise
         self._whole[path] = whole + len(line)
         self.standing[result.rollout_id] = task_digest(result.dispatch.task)
         return result
 
     def _writer(self, path: Path) -> File:
         if path not in self._files:
-            self._files[path] = self.disk.append(path)
-            self.disk.fsync_dir(path.parent)
+            file = self.disk.append(path)
+            try:
+                self.disk.fsync_dir(path.parent)
+            except OSError:  # its name may be gone after a crash: it is asked for again before anything is in it
+                file.close()
+                raise
+            self._files[path] = file
         return self._files[path]
 
     def _stands(self, dispatch: Dispatch) -> Result:
@@ -222,8 +231,9 @@ class OutputFile:
         size, whole = _sizes(self.disk, path)
         if whole < size:
             self.disk.truncate(path, whole)
-            self.disk.fsync(path)
             self.torn += 1
+        self.disk.fsync(path)  # a line that a killed process had not synced stands from here on
+        self.disk.fsync_dir(path.parent)
         self._whole[path] = whole
         for number, line in enumerate(_whole_lines(self.disk, path), start=1):
             try:
