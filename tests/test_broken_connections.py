@@ -20,7 +20,8 @@ from tests.gym_like import Chatter, Counter, gym_counter
 from tests.scenario_fleet import commit, parts, run_body
 from tests.served_kinds import Fleet, run, settle
 from tests.test_refused_callers import Job, increments, with_job
-from tests.whole_job import Turnstile
+from tests.whole_job import Turnstile, WholeJob
+from tests.whole_job import run as run_job
 
 BROKEN = [Fault(refuse=True), Fault(lose_request=True)]
 
@@ -127,3 +128,31 @@ def test_a_server_that_records_no_replies_is_asked_once(mode: Mode) -> None:
             assert counter.calls.count("/add") == 1
 
     run(test)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_episode_that_was_restored_asks_again_as_any_other(*, restored: bool) -> None:
+    """Its session has the position that was recorded when it was seeded. Covers: I57, S33."""
+
+    async def test(job: WholeJob) -> None:
+        job.turnstile.allow("A", 1)
+        if restored:
+            async with job.coordinator() as first, trio.open_nursery() as nursery:
+                recovered = await first.recover()
+                nursery.start_soon(first.run_batch, recovered.runnable(job.dispatches(2, "A")))
+                await settle()
+                assert (await first.checkpoint()).published
+                nursery.cancel_scope.cancel()
+                assert job.launcher is not None
+                job.launcher.kill()
+        job.turnstile.allow("A", 2)
+        job.network.faults = once(Fault(lose_reply=True), server="tools", path="/verify", source="env")
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            report = await second.run_batch(recovered.runnable(job.dispatches(2, "A")))
+        assert report.lost == {}
+        assert job.trainer is not None
+        assert job.trainer.accepted["A"]["reward"] == 3
+        assert job.turnstile.seen == [("A", 1), ("A", 2)]
+
+    run_job(test)
