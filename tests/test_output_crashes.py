@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from participants import Result
 from participants.collecting.output import OutputError, OutputFile
+from participants.settings import Seams
 from statecore.wire import parse
 from tests.crash_disk import Crash, CrashDisk, Survives
 from tests.test_collecting import OUT, result_of
@@ -155,3 +157,19 @@ def test_a_file_that_cannot_be_synced_is_not_opened() -> None:
         with pytest.raises(OSError, match="Input/output error") as caught:
             OutputFile(disk, OUT).open()
         assert not isinstance(caught.value, BlockingIOError | OutputError)
+
+
+def test_a_file_may_be_a_link(tmp_path: Path) -> None:
+    """On a real disk: what is behind it is read, synced and written."""
+    disk = Seams().disk
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    for name in ("results.jsonl", "results_failures.jsonl"):
+        (there / name).touch()
+        (tmp_path / name).symlink_to(there / name)
+    for again in (False, True):
+        output = OutputFile(disk, tmp_path / "results.jsonl").open()
+        assert len(output.standing) == again * len(RESULTS)
+        for result in RESULTS:
+            assert output.keep(result).body == result.body
+        output.close()

@@ -232,8 +232,9 @@ class OutputFile:
         if whole < size:
             self.disk.truncate(path, whole)
             self.torn += 1
-        self.disk.fsync(path)  # a line that a killed process had not synced stands from here on
-        self.disk.fsync_dir(path.parent)
+        real = self.disk.resolve(path)  # it may be a link
+        self.disk.fsync(real)  # a line that a killed process had not synced stands from here on
+        self.disk.fsync_dir(real.parent)
         self._whole[path] = whole
         for number, line in enumerate(_whole_lines(self.disk, path), start=1):
             try:
