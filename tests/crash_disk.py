@@ -77,6 +77,12 @@ class CrashDisk:
         left._top = _survivor(self._top, survives, dice, {})
         return left
 
+    def after_kill(self) -> CrashDisk:
+        """The same disk as the next process finds it: all that was written is there, and no more of it is synced."""
+        self._crash_at = None
+        self._appending.clear()
+        return self
+
     # --- Disk
 
     def create(self, path: PathLike) -> _Writer:

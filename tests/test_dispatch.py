@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from trio.testing import MockClock
 
 from participants.coordination.coordinator import Published
 from participants.coordination.dispatch import Answer, Came, read_run_reply
+from participants.coordination.ledger import Rollout
+from participants.coordination.shared_map import SharedMap
 from participants.coordination.trainer import Result, SavesResults
 from participants.identity import EpisodeId
 from participants.records.records import LedgerRow, Receipt
@@ -383,3 +386,28 @@ async def test_a_full_server_takes_more_when_results_are_saved(autojump_clock: M
             recovered = await job.recover()
             report = await job.run_batch(recovered.runnable(dispatches({"p1": 1, "p2": 1})))
         assert report.delivered == 2
+
+
+@pytest.mark.trio
+async def test_one_more_rollout_costs_nothing_of_those_that_are_known(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is handed out once, however they come; those that were handed out are not looked through for the next."""
+    async with a_world() as world, world.coordinator(world.trainer()) as job:
+        recovered = await job.recover()
+        first = recovered.runnable(dispatches({"A": 1, "B": 1}))
+        assert [each.rollout_id for each in first.episodes] == ["A", "B"]
+        looked: list[str] = []
+
+        def watched(self: SharedMap[Rollout]) -> Iterator[str]:
+            for chunk in self._chunks:
+                for each in chunk:
+                    looked.append(each)
+                    yield each
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SharedMap, "__iter__", watched)
+            for number in range(100):
+                batch = job.runnable(dispatches({f"more{number}": 1, "A": 1}))
+                assert [each.rollout_id for each in batch.episodes] == [f"more{number}"]
+        assert not looked

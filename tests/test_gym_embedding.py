@@ -7,13 +7,15 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from starlette.requests import Request
+from starlette.responses import Response
 
 from participants.coordination.coordinator import Coordinator, Published
 from participants.coordination.trainer import Dispatch
 from participants.gym.agent import GymAgent
 from participants.gym.codecs import blackjack_sessions
 from participants.gym.held import held_in
-from participants.identity import OPERATION_HEADER, POSITION_HEADER, RESTART_HEADER, VERIFY_HEADER
+from participants.identity import OPERATION_HEADER, POSITION_HEADER, RESTART_HEADER, TRY_HEADER, VERIFY_HEADER
 from participants.records.records import Disposition
 from participants.servers.modes import Mode
 from participants.servers.resources import Verify
@@ -193,6 +195,80 @@ def test_a_call_or_a_seed_that_is_sent_again_is_not_applied_again() -> None:
             verdict = await caller.post("/verify", **{OPERATION_HEADER: "verify-1"})
             assert verdict.json() == {"reward": 4}
         assert counter.calls == ["/seed_session", "/add", "/verify"]
+
+    run_fleet(test)
+
+
+class Slow(Counter):
+    """A counter whose first calls of a path wait, each for its event; the first of them fails if it is to."""
+
+    def __init__(self, path: str, *, waits: int, fails: bool = False) -> None:
+        super().__init__()
+        self.path, self.fails = path, fails
+        self.go_on = [trio.Event() for _ in range(waits)]
+        self.begun = 0
+
+    async def serve(self, request: Request) -> Response:
+        if request.url.path == self.path:
+            number, self.begun = self.begun, self.begun + 1
+            if number < len(self.go_on):
+                await self.go_on[number].wait()
+            if self.fails and number == 0:
+                raise ValueError("not this time")
+        return await super().serve(request)
+
+
+async def sent_thrice(fleet: Fleet, counter: Slow, path: str, caller: Client) -> list[httpx.Response]:
+    """One sending is under way and a second waits for it; the third comes when the first has ended."""
+    replies: list[httpx.Response] = []
+
+    async def send(number: int) -> None:
+        sent = {OPERATION_HEADER: "op", TRY_HEADER: str(number)}
+        replies.append(await caller.post(path, {"at": 3}, **sent))
+
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2):
+            nursery.start_soon(send, number)
+            await settle()
+        counter.go_on[0].set()
+        await settle()
+        nursery.start_soon(send, 3)
+        await settle()
+        for each in counter.go_on:
+            each.set()
+    return replies
+
+
+def test_seeds_of_one_rollout_wait_for_each_other() -> None:
+    """One fails, and of those behind it one makes the session; the others find it. Two would be two records of one
+    rollout, which no restore takes. Covers: I51, I58.
+    """
+
+    async def test(fleet: Fleet) -> None:
+        counter = Slow("/seed_session", waits=2, fails=True)
+        await started(fleet, counter)
+        replies = await sent_thrice(fleet, counter, "/ng-rollout/r1/seed_session", Client(fleet))
+        assert sorted(each.status_code for each in replies) == [200, 200, 500]
+        assert (await fleet.status("tools"))["report"]["counts"]["sessions"] == counter.seeds == 1
+
+    run_fleet(test)
+
+
+def test_a_close_that_is_sent_again_does_not_reach_gym_again() -> None:
+    """Neither while the first one runs nor when it has its reply: what Gym says of a session that is not there is
+    nobody's answer. Covers: I57, S33.
+    """
+
+    async def test(fleet: Fleet) -> None:
+        counter = Slow("/close_session", waits=1)
+        await started(fleet, counter)
+        caller = Client(fleet)
+        await caller.seed()
+        replies = await sent_thrice(fleet, counter, "/ng-rollout/r1/close_session", caller)
+        again = {OPERATION_HEADER: "op", TRY_HEADER: "4"}
+        replies.append(await caller.post("/ng-rollout/r1/close_session", **again))
+        assert [each.status_code for each in replies] == [200] * 4
+        assert counter.calls.count("/close_session") == 1
 
     run_fleet(test)
 

@@ -193,21 +193,30 @@ class OutputFile:
         file = self._writer(path)
         whole = self._whole.setdefault(path, 0)
         self.disk.truncate(path, whole)  # what a write before this one left that failed half-way
-        file.write(line)
-        file.fsync()
+        try:
+            file.write(line)
+            file.fsync()
+        except OSError:  # whoever opens it next would take a whole line for a durable one
+            self.disk.truncate(path, whole)
+            raise
         self._whole[path] = whole + len(line)
         self.standing[result.rollout_id] = task_digest(result.dispatch.task)
         return result
 
     def _writer(self, path: Path) -> File:
         if path not in self._files:
-            self._files[path] = self.disk.append(path)
-            self.disk.fsync_dir(path.parent)
+            file = self.disk.append(path)
+            try:
+                self.disk.fsync_dir(path.parent)
+            except OSError:  # its name may be gone after a crash: it is asked for again before anything is in it
+                file.close()
+                raise
+            self._files[path] = file
         return self._files[path]
 
     def _stands(self, dispatch: Dispatch) -> Result:
         for path in (self.path, self.failures):
-            for row in _rows(self.disk, path):
+            for row in _rows_that_hold(self.disk, path, encode(dispatch.rollout_id)):
                 if row.get(ROLLOUT_ID) == dispatch.rollout_id:
                     receipt, body = from_row(row)
                     return Result(dispatch.rollout_id, receipt.attempt, body, receipt, dispatch)
@@ -222,8 +231,10 @@ class OutputFile:
         size, whole = _sizes(self.disk, path)
         if whole < size:
             self.disk.truncate(path, whole)
-            self.disk.fsync(path)
             self.torn += 1
+        real = self.disk.resolve(path)  # it may be a link
+        self.disk.fsync(real)  # a line that a killed process had not synced stands from here on
+        self.disk.fsync_dir(real.parent)
         self._whole[path] = whole
         for number, line in enumerate(_whole_lines(self.disk, path), start=1):
             try:
@@ -237,10 +248,10 @@ class OutputFile:
             self.standing[rollout_id] = ours.task
 
 
-def _rows(disk: Disk, path: Path) -> Iterator[dict[str, Any]]:
+def _rows_that_hold(disk: Disk, path: Path, text: bytes) -> Iterator[dict[str, Any]]:
+    """The rows with `text` somewhere in them; no other is read as JSON, which takes its time."""
     if disk.kind(path) is not None:
-        for line in _whole_lines(disk, path):
-            yield parse(line)
+        yield from (parse(line) for line in _whole_lines(disk, path) if text in line)
 
 
 def _whole_lines(disk: Disk, path: Path) -> Iterator[bytes]:

@@ -113,6 +113,7 @@ class Dispatcher:
         self._life = life
         self._places = trio.CapacityLimiter(life.settings.max_running)
         self._handed_out: set[str] = set()
+        self._recovered_are_out = False
         self._running: set[str] = set()
         self._given_up: set[str] = set()
         self._acknowledging: set[str] = set()
@@ -126,12 +127,12 @@ class Dispatcher:
             if dispatch.target not in self._life.deployment.urls:
                 known = ", ".join(sorted(self._life.deployment.urls))
                 raise ValueError(f"{dispatch.rollout_id} goes to {dispatch.target!r}, which is none of {known}")
-        ledger, _ = self._life.ledger.registered(new_dispatches)
-        waiting = tuple(
-            each.episode
-            for rollout_id, each in ledger.rollouts.items()
-            if not (each.has_result or each.sent or rollout_id in self._handed_out)
-        )
+        ledger, new = self._life.ledger.registered(new_dispatches)
+        if self._recovered_are_out:
+            waiting = new
+        else:  # once: to look through all that is known for each new one would take time that grows with its square
+            waiting = tuple(each.episode for each in ledger.rollouts.values() if not (each.has_result or each.sent))
+            self._recovered_are_out = True
         self._life.note(ledger)
         self._handed_out |= {each.rollout_id for each in waiting}
         return Batch(waiting)

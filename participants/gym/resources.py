@@ -93,11 +93,13 @@ class GymResources(Resources[Slot]):
             headers.append((RESTART_HEADER, "1"))
         if self.mode is Mode.STATELESS or episode is None:
             return _with(await self._call(request, app), headers)
-        async with self._seeding.setdefault(episode, anyio.Lock()):
+        lock = self._seeding.setdefault(episode, anyio.Lock())
+        async with lock:
             try:
                 session, response = await self._session_seeded(episode, request, app)
             finally:
-                self._seeding.pop(episode, None)
+                if not lock.statistics().tasks_waiting:  # else the next seed would not wait for those
+                    del self._seeding[episode]
         if session is not None:
             headers += [*self._position(session).items(), (SESSION_HEADER, session.session_id)]
         return _with(response, headers)
@@ -169,12 +171,15 @@ class GymResources(Resources[Slot]):
             return self._standing(session, response)
 
     async def _close(self, request: Incoming, app: ASGIApp) -> Response:
-        if request.recorded_only:
+        operation_id = request.headers.get(OPERATION_HEADER)
+        if request.recorded_only or (operation_id and self._book.has_closed(self._owner(request), operation_id)):
             return _closed(request)
         session = self._known(request)
         if session is None:
             return await self._call(request, app)
         async with session.lock:
+            if self._book.get(session.session_id) is not session:  # an earlier sending of it has closed it meanwhile
+                return _closed(request)
             response = await self._call(request, app)
             if 200 <= response.status < 300:
                 self._closed(session, request)

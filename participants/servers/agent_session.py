@@ -462,6 +462,8 @@ def note_accesses(live: LiveSession, accesses: Iterable[Access]) -> None:
         known = live.trail.positions.get(("resources", access.server, access.session_id))
         live.trail.cookies[access.server] = {**access.cookies, **live.trail.cookies.get(access.server, {})}
         live.restart = live.restart or access.restart
+        if access.restart:
+            live.trail.starting_over.add(access.server)
         at = access.position
         if at is not None and (known is None or known.incarnation != at.incarnation or known.revision < at.revision):
             live.trail.note_position(access.server, access.session_id, at)

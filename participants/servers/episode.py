@@ -32,6 +32,7 @@ from ..machines.episode_step import (
     StepEnded,
     WaitBegan,
 )
+from ..records.positions import Position
 from ..records.records import AgentSessions
 from .admission import Activity
 from .executions import ParticipantLost
@@ -174,6 +175,10 @@ class Episode:
 
         access = await self._step(f"seed {name}", send, replayable=False)
         self._trail.cookies[name] = dict(access["cookies"])
+        if access["position"] is not None:  # also where it was recorded before a restore
+            self._trail.note_position(name, access["session"], Position.from_header(access["position"]))
+        if access["restart"]:
+            self._trail.starting_over.add(name)
         handle = self._handles[name] = ResourcesHandle(self, name, access)
         return handle
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum, auto
 from http.cookies import CookieError, SimpleCookie
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 import httpx
@@ -106,7 +106,10 @@ class Reply:
 
 @define(eq=False)
 class Trail:
-    """What the calls of one execution leave for its next boundary: lineage, positions of parts, cookies."""
+    """What the calls of one execution leave for its next boundary: lineage, positions of parts, cookies.
+
+    `starting_over` are the servers at which its session cannot be continued; they need not keep what they replied.
+    """
 
     last_model_call_id: str | None = None
     lineage_head: str | None = None
@@ -114,6 +117,7 @@ class Trail:
     positions: dict[tuple[str, str, str], Position] = field(factory=dict)
     sessions: dict[str, str] = field(factory=dict)  # the session at each resources server
     cookies: dict[str, dict[str, str]] = field(factory=dict)
+    starting_over: set[str] = field(factory=set)
 
     def note_call(self, model_call_id: str) -> None:
         """The reply of this model call is now part of the conversation."""
@@ -149,8 +153,13 @@ class Trail:
         )
 
 
-Send = Callable[[], Awaitable[Answered]]
-Around = Callable[[Send], Awaitable[Answered]]
+T = TypeVar("T")
+
+
+class Around(Protocol):
+    """Makes a call, and knows of its execution what it does meanwhile."""
+
+    def __call__(self, send: Callable[[], Awaitable[T]], /) -> Awaitable[T]: ...
 
 
 @define(eq=False)
@@ -158,9 +167,9 @@ class Peer:
     """One other server, as one execution calls it.
 
     `around_model` makes the call that waits for a generation: the execution is quiet meanwhile, and a late reply is
-    held. `around_other` makes every other call: meanwhile the execution moves, whatever else of it waits.
-    `when_refused` returns when a call that was refused for good, with all its sendings so far, may be sent again.
-    `on_restart` is told when the server says that its sessions start over.
+    held. `around_other` makes every other call, and is around all its sendings of which nothing came: meanwhile the
+    execution moves, whatever else of it waits. `when_refused` returns when a call that was refused for good, with all
+    its sendings so far, may be sent again. `on_restart` is told when the server says that its sessions start over.
     """
 
     host: Server
@@ -211,6 +220,7 @@ class Peer:
         if call_id is not None and reply.ok:
             self.trail.note_call(call_id)
         if reply.headers.get(RESTART_HEADER) == "1":
+            self.trail.starting_over.add(self.name)
             self.on_restart()
         return reply
 
@@ -236,6 +246,13 @@ class Peer:
         self, path: str, content: bytes, headers: list[tuple[str, str]], tried: int
     ) -> tuple[Answered, int]:
         """What came of the next sending that arrived, and the how manieth it was; `tried` have left already."""
+        if is_model_path(path) or self.around_other is None:
+            return await self._knock(path, content, headers, tried)
+        return await self.around_other(lambda: self._knock(path, content, headers, tried))
+
+    async def _knock(
+        self, path: str, content: bytes, headers: list[tuple[str, str]], tried: int
+    ) -> tuple[Answered, int]:
         counts = self.host.settings.enabled and not is_model_path(path)
         prefixed = path if self.episode is None or not self.host.settings.enabled else with_prefix(self.episode, path)
 
@@ -243,7 +260,7 @@ class Peer:
             sent = [*headers, (TRY_HEADER, str(tried))] if counts else headers
             return self.host.posts.post(self.url, prefixed, content, sent)
 
-        around = self.around_model if is_model_path(path) else self.around_other
+        around = self.around_model if is_model_path(path) else None
         for knock in range(1, CONNECT_TRIES + 1):
             tried += 1
             try:
@@ -252,15 +269,21 @@ class Peer:
                 if knock == CONNECT_TRIES:
                     raise ParticipantLost(f"{self.name} cannot be reached: {error}") from error
             except httpx.TransportError as error:  # it may have been applied
-                if knock == CONNECT_TRIES or not (counts and self._is_known_there):
+                if knock == CONNECT_TRIES or not (counts and self._keeps_replies):
                     why = f"{self.name} did not answer {path}: {type(error).__name__} {error}"
                     raise ParticipantLost(why) from error
             await anyio.sleep(CLOSED_WAIT_S[1])
+            self.check()
         raise AssertionError("unreachable")
 
     @property
-    def _is_known_there(self) -> bool:
-        """Whether a session of ours is there that keeps its replies: a call sent again is applied once (S33, I57)."""
+    def _keeps_replies(self) -> bool:
+        """Whether a session of ours is there that keeps its replies: a call sent again is applied once (S33, I57).
+
+        One that starts over after a restore may be of a server that records nothing.
+        """
+        if self.name in self.trail.starting_over:
+            return False
         session_id = self.trail.sessions.get(self.name)
         position = self.trail.positions.get(("resources", self.name, session_id or ""))
         return position is not None and not position.weak
