@@ -142,7 +142,7 @@ def record_calls(server: Any) -> None:
 
 def settings_of(server: Any) -> Settings:
     """The settings of a server: of Gym's global configuration, of the environment, and all servers' addresses."""
-    config = _plain(server.server_client.global_config_dict)
+    config = _plain(getattr(server.server_client, "global_config_dict", None))
     section = config.get("checkpoint") or {}
     found = Settings.from_env(base=Settings.from_mapping(section))
     return evolve(found, servers={**addresses(config), **found.servers}) if found.enabled else found
@@ -161,7 +161,9 @@ def addresses(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(config: Any) -> Mapping[str, Any]:
-    """Gym's configuration without the types of the library that it is read with."""
+    """Gym's configuration without the types of the library that it is read with; empty where there is none."""
+    if not isinstance(config, Mapping):
+        return {}
     if type(config) is dict:
         return config
     omegaconf: Any = importlib.import_module("omegaconf")
