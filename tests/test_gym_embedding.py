@@ -118,6 +118,35 @@ async def started(fleet: Fleet, counter: Counter, **options: Any) -> None:
     await fleet.start("tools", participant.wrap(counter.app()))
 
 
+def test_a_rollout_over_a_server_that_takes_no_part_starts_over() -> None:
+    """What such a server keeps is in no checkpoint, so the rollout is not continued without it."""
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        chatters: list[Chatter] = []
+        gym_job(job, counters, chatters)
+
+        def plain(config: Settings, seams: Any, transport: Any) -> Any:
+            counters.append(Counter())
+            return counters[-1].app()
+
+        job.makers |= {"tools": plain}
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 2)
+            await until_generated(job, first, [dispatch("A", 3)])
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.FRESH) == 1
+            job.turnstile.allow("A", 3)
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 1, report
+        assert [counter.seeds for counter in counters] == [1, 1]
+        assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 6
+
+    run(test)
+
+
 class Client:
     """A caller of `tools` with a cookie jar."""
 
