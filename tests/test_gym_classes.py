@@ -15,9 +15,10 @@ from starlette.applications import Starlette
 
 from participants.gym.command import run_serve, server_class
 from participants.gym.components import known_of
-from participants.gym.embedding import addresses, checkpointable, kind_of, settings_of
+from participants.gym.embedding import addresses, checkpointable, kind_of, participant_of, settings_of
 from participants.gym.environment import Deadline
 from participants.gym.held import held_in
+from participants.gym.models import is_policy
 from participants.servers.codecs import json_codec
 from participants.servers.modes import Mode
 from participants.settings import Settings, SettingsError
@@ -131,6 +132,23 @@ def test_settings_come_from_gyms_configuration_and_then_the_environment(monkeypa
 def test_the_addresses_are_those_that_the_configuration_has() -> None:
     """A server without one is left out, and so is everything that is no server."""
     assert addresses(CONFIG) == {"policy_model": "http://h:2", "tools": "http://h:3"}
+
+
+@pytest.mark.parametrize(("agents", "policies"), [([], "policy judge"), (["policy"], "policy"), (["judge"], "judge")])
+def test_the_policy_is_the_model_server_that_agents_call(agents: list[str], policies: str) -> None:
+    """Every other one is a judge; where there are no agents, nobody says so."""
+    models = [{"model_server": {"name": name}} for name in agents]
+    called = {f"a{i}": {"responses_api_agents": {"x": each}} for i, each in enumerate(models)}
+    assert " ".join(name for name in ("policy", "judge") if is_policy(name, CONFIG | called)) == policies
+
+
+def test_a_judge_is_never_closed() -> None:
+    """It declares its role, and has no checkpoint routes. Covers: I73."""
+    server = checkpointable(SimpleResponsesAPIModel, settings=ON)()
+    server.server_client.global_config_dict["agent"] = {"responses_api_agents": {"x": {"model_server": {"name": "p"}}}}
+    participant = participant_of(server, "responses_api_models", known_of(SimpleResponsesAPIModel), ON, None)
+    assert participant is not None and participant.participant is None
+    assert participant.capabilities()["instance_role"] == "auxiliary"
 
 
 # --- the command

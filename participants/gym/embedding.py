@@ -15,10 +15,7 @@ from attrs import evolve
 
 from statecore import DefinitionError
 
-from ..net.http import ASGIApp
-from ..servers.asgi import Shell
 from ..servers.modes import Mode
-from ..servers.policy_model import PolicyModel
 from ..servers.resources import Verify
 from ..servers.server import Server
 from ..settings import Seams, Settings, SettingsError
@@ -27,7 +24,7 @@ from .client import recording
 from .components import Known, known_of
 from .environment import GymEnvironment, episodes_stand_still
 from .held import Held
-from .inner import AsSent, PathKept
+from .models import GymAuxiliary, GymPolicy, is_policy
 from .resources import GymResources
 
 C = TypeVar("C", bound="type[Any]")
@@ -121,18 +118,12 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
     if kind == "responses_api_agents":
         return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams)
     if kind == "responses_api_models":
-        return GymModel(name, settings, seams=seams)
+        kind_of_model = GymPolicy if is_policy(name, configuration(server)) else GymAuxiliary
+        return kind_of_model(name, settings, seams=seams)
     if known.mode is Mode.STATELESS:
         return None
     limit_s, server.config.default_episode_timeout_seconds = server.config.default_episode_timeout_seconds, None
     return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
-
-
-class GymModel(PolicyModel):
-    """The participant around a Gym model server, which is shown the paths as they were sent."""
-
-    def wrap(self, app: ASGIApp) -> ASGIApp:
-        return PathKept(Shell(self, AsSent(app))) if self.settings.enabled else app
 
 
 def record_calls(server: Any) -> None:
@@ -142,10 +133,15 @@ def record_calls(server: Any) -> None:
 
 def settings_of(server: Any) -> Settings:
     """The settings of a server: of Gym's global configuration, of the environment, and all servers' addresses."""
-    config = _plain(getattr(server.server_client, "global_config_dict", None))
+    config = configuration(server)
     section = config.get("checkpoint") or {}
     found = Settings.from_env(base=Settings.from_mapping(section))
     return evolve(found, servers={**addresses(config), **found.servers}) if found.enabled else found
+
+
+def configuration(server: Any) -> Mapping[str, Any]:
+    """Gym's global configuration, as the server has it."""
+    return _plain(getattr(server.server_client, "global_config_dict", None))
 
 
 def addresses(config: Mapping[str, Any]) -> dict[str, str]:
