@@ -22,7 +22,8 @@ DEADLINE_S = 6
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hands]:
     """One fleet for all of these tests: each leaves it open, and every rollout has a name of its own."""
-    overrides = {"weather_env": {"default_episode_timeout_seconds": DEADLINE_S}}
+    limits = {"default_episode_timeout_seconds": DEADLINE_S, "max_concurrent_episodes": 2}
+    overrides = {"weather_env": limits}
     with fleet_of(SERVERS, tmp_path_factory.mktemp("traps"), delay_s=0.3, overrides=overrides) as fleet:
         fleet.up()
         with Hands(fleet) as held:
@@ -98,6 +99,20 @@ def test_time_that_is_spent_parked_is_not_the_episodes(hands: Hands) -> None:
         time.sleep(DEADLINE_S + 1)
         assert not run.done()
     assert run.result().json()["result"]["reward"] == 1.0
+
+
+def test_an_episode_that_waits_for_its_turn_holds_up_no_checkpoint(hands: Hands) -> None:
+    """Gym lets so many episodes in at once and the others wait inside; those in front of them stand, so they would wait
+    for ever. They count as standing, and have their turn afterwards.
+    """
+    made = len(hands.fleet.model_calls())
+    episodes = [{"episode_id": {"rollout_id": f"queued-{index}"}, "task": weather_task()} for index in range(4)]
+    runs = [hands.later("weather_env", "/run", each) for each in episodes]
+    soon(lambda: hands.status("weather_env")["report"]["counts"]["episodes"] == len(episodes))
+    soon(lambda: len(hands.fleet.model_calls()) > made)
+    with hands.held("weather_env", "policy_model", "weather_agent"):
+        assert not any(run.done() for run in runs)
+    assert [run.result().json()["result"]["reward"] for run in runs] == [1.0] * len(runs)
 
 
 def test_a_deadline_still_ends_an_episode_that_runs_for_too_long(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from statecore import DefinitionError
 
+from ..net.transport import FreeListTransport
 from ..servers.modes import Mode
 from ..servers.resources import Verify
 from ..servers.server import Server
@@ -97,6 +98,8 @@ def checkpointable(
     return Embedded  # type: ignore[return-value]
 
 
+GYM_KEEPALIVE_S: Final = 30.0
+"""So long Gym's servers keep a connection on which nothing comes."""
 CALLING: Final = frozenset({"responses_api_agents", "environment_servers"})
 """Kinds whose handlers call other servers."""
 
@@ -116,14 +119,19 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
             name, settings, server, held=known.held, cookie=cookie, mode=known.mode, verify=known.verify, seams=seams
         )
     if kind == "responses_api_agents":
-        return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams)
+        return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams, transport=to_gym())
     if kind == "responses_api_models":
         kind_of_model = GymPolicy if is_policy(name, configuration(server)) else GymAuxiliary
         return kind_of_model(name, settings, seams=seams)
     if known.mode is Mode.STATELESS:
         return None
     limit_s, server.config.default_episode_timeout_seconds = server.config.default_episode_timeout_seconds, None
-    return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
+    return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams, transport=to_gym())
+
+
+def to_gym() -> FreeListTransport:
+    """Connections to Gym's servers, none of them kept for so long that its server may be closing it."""
+    return FreeListTransport(keepalive_expiry_s=GYM_KEEPALIVE_S / 2)
 
 
 def record_calls(server: Any) -> None:
