@@ -30,7 +30,7 @@ Server.ray_enabled = False
 Server.run_webserver()
 """
 """A plain environment server: Gym starts Ray for it unless it says no, and Ray is not installed here."""
-START_S: Final = 120.0
+START_S: Final = 300.0
 STOP_S: Final = 5.0
 
 
