@@ -141,10 +141,12 @@ def record_calls(server: Any) -> None:
 
 def settings_of(server: Any) -> Settings:
     """The settings of a server: of Gym's global configuration, of the environment, and all servers' addresses."""
-    config = configuration(server)
-    section = config.get("checkpoint") or {}
+    config = getattr(server.server_client, "global_config_dict", None)
+    section = _plain(config.get("checkpoint")) if isinstance(config, Mapping) else {}
     found = Settings.from_env(base=Settings.from_mapping(section))
-    return evolve(found, servers={**addresses(config), **found.servers}) if found.enabled else found
+    if not found.enabled:
+        return found  # and nothing else of the configuration was looked at
+    return evolve(found, servers={**addresses(configuration(server)), **found.servers})
 
 
 def configuration(server: Any) -> Mapping[str, Any]:
