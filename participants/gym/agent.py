@@ -143,7 +143,10 @@ class GymAgent(Agent):
         server = server_of(str(access["base_url"]))
         assert server is not None, "only the tools of servers that are known are given our address"
         headers = {name: str(value) for name, value in (access.get("headers") or {}).items()}
-        response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
+        try:
+            response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
+        except ParticipantLost as lost:
+            raise refuse_request("participant_lost", str(lost)) from lost
         await send_bytes(send, response.status, response.body, response.headers)
 
 
