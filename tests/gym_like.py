@@ -225,7 +225,8 @@ class Turns:
         self.drawn.append(name)
         tools, agent = Caller(), Caller()
         await tools.post("tools", "/seed_session", {"at": 0, "task": body["task"]})
-        access = {"kind": "direct_http", "name": "tools", "base_url": f"{self.urls['tools']}/", "cookies": tools.cookies}
+        address = f"{self.urls['tools']}/"
+        access = {"kind": "direct_http", "name": "tools", "base_url": address, "cookies": tools.cookies}
         opening = {"agent_session_id": name, "episode_id": body["episode_id"], "tool_accesses": [access]}
         opened = await agent.post("simple_agent", "/v1/agent_sessions", opening)
         assert opened["agent_session_id"] == name
