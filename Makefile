@@ -50,7 +50,7 @@ bench-gym: $(GYM_READY)
 	@$(GYM)/bin/python -m gym_tests.bench $(ARGS)
 
 test-gym: $(GYM_READY)
-	@$(GYM)/bin/python -m pytest gym_tests -q --durations=5 $(ARGS)
+	@$(GYM)/bin/python -m pytest gym_tests -q -p no:asyncio --durations=5 $(ARGS)
 
 # A run is a number: make kill SEED=17 RUNS=1 does again what run 17 of a long series did.
 kill: $(READY)

@@ -22,7 +22,7 @@ class Hands:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.client = httpx.Client(timeout=120, trust_env=False)
+        self.client = httpx.Client(timeout=600, trust_env=False)
         self._clients = [self.client]
         self._threads = ThreadPoolExecutor(16)
         self._checkpoints = 0
@@ -36,7 +36,7 @@ class Hands:
 
     def at(self, name: str) -> httpx.Client:
         """A client of one server with a cookie jar of its own, closed with these hands."""
-        client = httpx.Client(base_url=self.fleet.urls[name], timeout=60, trust_env=False)
+        client = httpx.Client(base_url=self.fleet.urls[name], timeout=600, trust_env=False)
         self._clients.append(client)
         return client
 
@@ -86,7 +86,7 @@ class Hands:
         return {"authorization": f"Bearer {TOKEN}"}
 
 
-def soon(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+def soon(condition: Callable[[], bool], within_s: float = 300.0) -> None:
     """The condition holds."""
     end = time.monotonic() + within_s
     while not condition():

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ Server.ray_enabled = False
 Server.run_webserver()
 """
 """A plain environment server: Gym starts Ray for it unless it says no, and Ray is not installed here."""
-START_S: Final = 120.0
+START_S: Final = 300.0
 STOP_S: Final = 5.0
 
 
@@ -126,6 +126,25 @@ class Fleet:
     def model_calls(self) -> list[dict[str, Any]]:
         """What the upstream was asked, oldest first."""
         return [json.loads(line) for line in self.model_log.read_text().splitlines()]
+
+    @contextmanager
+    def standing(self, turns: int) -> Iterator[None]:
+        """Rollouts take so many turns and then wait inside of their next model call; afterwards they go on."""
+        self.allow(turns)
+        try:
+            yield
+        finally:
+            self.allow(None)
+
+    def allow(self, turns: int | None) -> None:
+        """Rollouts take so many turns, or all of them."""
+        file = self.model_log.with_suffix(".allowed")
+        if turns is None:
+            file.unlink(missing_ok=True)
+            return
+        written = file.with_suffix(".new")
+        written.write_text(str(turns))
+        written.replace(file)
 
     # --- a launcher
 

@@ -61,7 +61,7 @@ async def life(fleet: Fleet, keeper: Keeper, settings: CoordinatorSettings | Non
             await trio.to_thread.run_sync(fleet.kill)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 300.0) -> None:
     """The condition holds."""
     with trio.fail_after(within_s):
         while not condition():  # noqa: ASYNC110 - it is in another process

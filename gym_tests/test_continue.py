@@ -53,14 +53,15 @@ def test_rollouts_of_every_environment_end_as_they_would_have_ended_without_the_
 
     async def main() -> None:
         first, second = Keeper(), Keeper()
-        with fleet_of(SERVERS, tmp_path, delay_s=1.0) as fleet:
+        with fleet_of(SERVERS, tmp_path) as fleet:
             async with life(fleet, first) as job:
                 await job.recover()
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(job.run_batch, job.runnable(ROLLOUTS))
-                    await until(lambda: in_second_turn(lengths(fleet)))
-                    held = lengths(fleet)
-                    published = await job.checkpoint()
+                    with fleet.standing(1):
+                        nursery.start_soon(job.run_batch, job.runnable(ROLLOUTS))
+                        await until(lambda: in_second_turn(lengths(fleet)))
+                        held = lengths(fleet)
+                        published = await job.checkpoint()
                 assert isinstance(published, Published), published.story()
             undisturbed = lengths(fleet)
             async with life(fleet, second) as job:

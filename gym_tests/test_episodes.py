@@ -23,13 +23,14 @@ def test_an_episode_goes_on_inside_of_its_agent(tmp_path: Path) -> None:
 
     async def main() -> None:
         first, second = Keeper(), Keeper()
-        with fleet_of(SERVERS, tmp_path, delay_s=1.0) as fleet:
+        with fleet_of(SERVERS, tmp_path) as fleet:
             async with life(fleet, first) as job:
                 await job.recover()
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(job.run_batch, job.runnable(EPISODES))
-                    await until(lambda: len(fleet.model_calls()) >= 2 * len(EPISODES))
-                    published = await job.checkpoint()
+                    with fleet.standing(1):
+                        nursery.start_soon(job.run_batch, job.runnable(EPISODES))
+                        await until(lambda: len(fleet.model_calls()) >= 2 * len(EPISODES))
+                        published = await job.checkpoint()
                 assert isinstance(published, Published), published.story()
                 assert published.counts[Disposition.CONTINUE] == len(EPISODES), published.story()
             made = fleet.model_calls()

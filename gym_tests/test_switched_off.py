@@ -41,7 +41,7 @@ CALLS: list[tuple[str, str, str, Any]] = [
 def answers(fleet: Fleet) -> list[tuple[int, list[tuple[bytes, bytes]], bytes]]:
     """Status, headers and body of each call, with everything that is drawn or told by a clock left out."""
     found = []
-    with httpx.Client(timeout=120, trust_env=False) as client:
+    with httpx.Client(timeout=600, trust_env=False) as client:
         for server, method, path, body in CALLS:
             reply = client.request(method, fleet.urls[server] + path, json=body)
             headers = [(name.lower(), DRAWN.sub(b"*", value)) for name, value in reply.headers.raw]

@@ -16,14 +16,15 @@ from .control import Hands, named, soon
 from .job import counter_task, fleet_of, weather_task
 
 SERVERS = ["policy_model", "counter", "counter_agent", "weather", "weather_agent", "weather_env"]
-DEADLINE_S = 6
+DEADLINE_S = 15  # far more than an episode needs, so that only parked time can use it up
 
 
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hands]:
     """One fleet for all of these tests: each leaves it open, and every rollout has a name of its own."""
-    overrides = {"weather_env": {"default_episode_timeout_seconds": DEADLINE_S}}
-    with fleet_of(SERVERS, tmp_path_factory.mktemp("traps"), delay_s=0.3, overrides=overrides) as fleet:
+    limits = {"default_episode_timeout_seconds": DEADLINE_S, "max_concurrent_episodes": 2}
+    overrides = {"weather_env": limits}
+    with fleet_of(SERVERS, tmp_path_factory.mktemp("traps"), overrides=overrides) as fleet:
         fleet.up()
         with Hands(fleet) as held:
             yield held
@@ -39,11 +40,14 @@ def test_a_tool_call_is_held_and_never_refused(hands: Hands) -> None:
 
     Covers: I24, I74
     """
-    run = hands.later("counter_agent", "/run", named(counter_task(), "tool-held"))
-    soon(lambda: hands.status("counter")["report"]["counts"]["sessions"] >= 1)
-    with hands.held("counter"):
-        time.sleep(1.5)  # its next tool call comes meanwhile
-        assert not run.done()
+    fleet, made = hands.fleet, len(hands.fleet.model_calls())
+    with fleet.standing(1):
+        run = hands.later("counter_agent", "/run", named(counter_task(), "tool-held"))
+        soon(lambda: len(fleet.model_calls()) == made + 2)
+        with hands.held("counter"):
+            fleet.allow(None)
+            time.sleep(1.5)  # its next tool call comes meanwhile
+            assert not run.done()
     assert reward(run.result()) == 1.0
 
 
@@ -52,18 +56,20 @@ def test_a_model_call_of_an_agent_that_knows_nothing_is_held(tmp_path: Path) -> 
     when the server opens; so is a tool call of a plain agent, which names its session by the cookie alone.
     """
     names = ["policy_model", "counter", "counter_agent"]
-    with fleet_of(names, tmp_path, plain=["counter_agent"], delay_s=0.3) as fleet:
+    with fleet_of(names, tmp_path, plain=["counter_agent"]) as fleet:
         fleet.up()
-        with Hands(fleet) as hands:
+        with Hands(fleet) as hands, fleet.standing(1):
             run = hands.later("counter_agent", "/run", named(counter_task(), "plain"))
-            soon(lambda: len(fleet.model_calls()) >= 1)
+            soon(lambda: len(fleet.model_calls()) == 2)
             with hands.held("policy_model"):
-                before = len(fleet.model_calls())
-                time.sleep(1.5)
-                assert not run.done() and len(fleet.model_calls()) == before
+                fleet.allow(2)
+                time.sleep(1.5)  # the reply comes meanwhile, and is held
+                assert not run.done() and len(fleet.model_calls()) == 2
+            soon(lambda: len(fleet.model_calls()) == 3)
             with hands.held("counter"):
-                time.sleep(1.5)
-                assert not run.done()
+                fleet.allow(None)
+                time.sleep(1.5)  # and now a tool call
+                assert not run.done() and len(fleet.model_calls()) == 3
             assert reward(run.result()) == 1.0
 
 
@@ -73,13 +79,13 @@ def test_a_resources_server_that_was_killed_makes_no_result(hands: Hands) -> Non
 
     Covers: I97
     """
-    fleet = hands.fleet
-    run = hands.later("counter_agent", "/run", named(counter_task(), "killed"))
-    soon(lambda: "killed" in str(hands.status("counter_agent")["report"]) or len(fleet.model_calls()) >= 1)
-    soon(lambda: hands.status("counter")["report"]["counts"]["sessions"] >= 1)
-    fleet.kill("counter")
-    fleet.spawn("counter")
-    fleet.wait("counter")
+    fleet, made = hands.fleet, len(hands.fleet.model_calls())
+    with fleet.standing(1):
+        run = hands.later("counter_agent", "/run", named(counter_task(), "killed"))
+        soon(lambda: len(fleet.model_calls()) == made + 2)
+        fleet.kill("counter")
+        fleet.spawn("counter")
+        fleet.wait("counter")
     reply = run.result()
     assert reply.status_code in (409, 502), reply.text
     assert reply.json()["error"]["code"] in ("participant_lost", "session_lost")
@@ -91,13 +97,32 @@ def test_time_that_is_spent_parked_is_not_the_episodes(hands: Hands) -> None:
     Covers: I64
     """
     episode = {"episode_id": {"rollout_id": "slow"}, "task": weather_task()}
-    made = len(hands.fleet.model_calls())
-    run = hands.later("weather_env", "/run", episode)
-    soon(lambda: len(hands.fleet.model_calls()) > made)
-    with hands.held("weather_env", "policy_model", "weather_agent"):
-        time.sleep(DEADLINE_S + 1)
-        assert not run.done()
+    fleet, made = hands.fleet, len(hands.fleet.model_calls())
+    with fleet.standing(1):
+        run = hands.later("weather_env", "/run", episode)
+        soon(lambda: len(fleet.model_calls()) == made + 2)
+        with hands.held("weather_env", "policy_model", "weather_agent"):
+            fleet.allow(None)
+            time.sleep(DEADLINE_S + 1)
+            assert not run.done()
     assert run.result().json()["result"]["reward"] == 1.0
+
+
+def test_an_episode_that_waits_for_its_turn_holds_up_no_checkpoint(hands: Hands) -> None:
+    """Gym lets so many episodes in at once and the others wait inside; those in front of them stand, so they would wait
+    for ever. They count as standing, and have their turn afterwards.
+    """
+    fleet, made = hands.fleet, len(hands.fleet.model_calls())
+    episodes = [{"episode_id": {"rollout_id": f"queued-{index}"}, "task": weather_task()} for index in range(4)]
+    with fleet.standing(1):
+        runs = [hands.later("weather_env", "/run", each) for each in episodes]
+        soon(lambda: hands.status("weather_env")["report"]["counts"]["episodes"] == len(episodes))
+        soon(lambda: len(fleet.model_calls()) == made + 4)  # two of them are in
+        with hands.held("weather_env", "policy_model", "weather_agent"):
+            fleet.allow(None)
+            time.sleep(0.5)
+            assert not any(run.done() for run in runs)
+    assert [run.result().json()["result"]["reward"] for run in runs] == [1.0] * len(runs)
 
 
 def test_a_deadline_still_ends_an_episode_that_runs_for_too_long(tmp_path: Path) -> None:
@@ -127,9 +152,9 @@ def test_a_caller_that_leaves_while_it_is_held_was_never_admitted(hands: Hands) 
     sessions = hands.status("counter")["report"]["counts"]["sessions"]
     with hands.held("counter"):
         caller = hands.leaving("counter", "/seed_session", {"initial_count": 3}, "gone")
-        time.sleep(0.5)
+        time.sleep(1.0)
         caller.close()
-        time.sleep(0.5)
+        time.sleep(2.0)
     time.sleep(0.5)
     assert hands.status("counter")["report"]["counts"]["sessions"] == sessions
     assert hands.post("counter", "/ng-rollout/gone/seed_session", {"initial_count": 3}).status_code == 200

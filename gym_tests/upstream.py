@@ -1,5 +1,7 @@
 """A scripted model behind Gym's model server: what it says depends on the conversation alone, so that runs can be
-compared. ``python -m gym_tests.upstream PORT LOG`` serves it; each call is a line of LOG.
+compared. ``python -m gym_tests.upstream PORT LOG`` serves it; each call is a line of LOG. While a file beside LOG, with
+the suffix .allowed, says a number, calls of conversations with that many turns or more wait: so a test has every
+rollout stand where it wants.
 
 Counter: two additions, a look, an answer. Blackjack: hit below 17, then stand. Weather: three looks, an answer.
 Everything else: the tool calls that the task itself lists in its user message as a JSON array of {"name", "arguments"},
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -98,6 +101,19 @@ def _task(body: Json) -> str:
     return next((str(item.get("content")) for item in body["input"] if item.get("role") == "user"), "")
 
 
+def turns(body: Json) -> int:
+    """How often the model has spoken in this conversation."""
+    return sum(each.get("type") == "function_call" or each.get("role") == "assistant" for each in body["input"])
+
+
+def allowed(log: Path) -> float:
+    """So many turns may be taken."""
+    try:
+        return float(log.with_suffix(".allowed").read_text())
+    except FileNotFoundError:
+        return math.inf
+
+
 def upstream(log: Path, delay_s: float) -> Starlette:
     """The application; a call is in the log when it begins."""
 
@@ -108,6 +124,8 @@ def upstream(log: Path, delay_s: float) -> Starlette:
         with log.open("a") as lines:
             lines.write(json.dumps({"items": len(body["input"]), "task": _task(body)}) + "\n")
         await asyncio.sleep(delay_s)
+        while turns(body) >= allowed(log):  # noqa: ASYNC110 - a test says so, in another process
+            await asyncio.sleep(0.02)
         return JSONResponse(answer(body))
 
     async def alive(request: Request) -> Response:

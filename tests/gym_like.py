@@ -5,9 +5,12 @@ that know nothing of checkpoints. What real ones add is tested on them (gym_test
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
+from http.cookies import SimpleCookie
 from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
@@ -111,6 +114,9 @@ class Caller:
         assert handler is not None
         response = await handler.post(server, path, json.dumps(body).encode(), self.cookies)
         assert response.status < 400, response.body
+        for header, value in response.headers:
+            if header == "set-cookie":
+                self.cookies |= {name: each.value for name, each in SimpleCookie(value).items()}
         return json.loads(response.body)
 
 
@@ -155,3 +161,78 @@ class Chatter:
             done = await caller.post("tools", "/add", {"by": int(message["content"]) + self.twist})
             messages = [*messages, message, {"role": "tool", "content": str(done["value"])}]
         return JSONResponse({"messages": messages, "usage": used})
+
+
+class Seated:
+    """An agent with sessions that an environment opens, as `simple_agent` has them: its loop calls the session's tools
+    past its own client, at the address that it was given. `client` reaches that.
+    """
+
+    KEY = "Seated___simple_agent"
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.tools: dict[str, str] = {}
+        self.opened: list[Any] = []
+
+    def app(self) -> ASGIApp:
+        paths = {"/v1/agent_sessions": self.open, "/v1/agent_sessions/close": self.close, "/v1/responses": self.turns}
+        paths["/ng-rollout/{key}/v1/responses"] = self.turns
+        return Starlette(
+            routes=[Route(path, handler, methods=["POST"]) for path, handler in paths.items()],
+            middleware=[Middleware(SessionMiddleware, secret_key=self.KEY, session_cookie=self.KEY)],
+        )
+
+    async def open(self, request: Request) -> Response:
+        body = await request.json()
+        self.opened.append(body)
+        self.tools[body["agent_session_id"]] = body["tool_accesses"][0]["base_url"].rstrip("/")
+        request.session["agent_session_id"] = body["agent_session_id"]
+        return JSONResponse({"agent_session_id": body["agent_session_id"]})
+
+    async def close(self, request: Request) -> Response:
+        body = await request.json()
+        if body["agent_session_id"] not in self.tools:
+            return JSONResponse({"detail": "no such session"}, 409)
+        del self.tools[body["agent_session_id"]]
+        return JSONResponse({"agent_session_id": body["agent_session_id"]})
+
+    async def turns(self, request: Request) -> Response:
+        task, tools = await request.json(), self.tools[request.session["agent_session_id"]]
+        caller = Caller()
+        messages: list[Any] = [{"role": "user", "content": task["question"]}]
+        for _ in range(task["turns"]):
+            said = await caller.post("policy_model", "/v1/chat/completions", {"messages": messages})
+            message = said["choices"][0]["message"]
+            done = await self.client.post(f"{tools}/add", json={"by": int(message["content"])})
+            messages = [*messages, message, {"role": "tool", "content": done.text}]
+        return JSONResponse({"messages": messages})
+
+
+class Turns:
+    """An environment server that draws the names of its sessions, as `single_agent_turn` does."""
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        self.urls = urls
+        self.drawn: list[str] = []
+
+    def app(self) -> ASGIApp:
+        return Starlette(routes=[Route("/run", self.run, methods=["POST"])])
+
+    async def run(self, request: Request) -> Response:
+        body = await request.json()
+        name = f"agent-session-{uuid.uuid4().hex}"
+        self.drawn.append(name)
+        tools, agent = Caller(), Caller()
+        await tools.post("tools", "/seed_session", {"at": 0, "task": body["task"]})
+        address = f"{self.urls['tools']}/"
+        access = {"kind": "direct_http", "name": "tools", "base_url": address, "cookies": tools.cookies}
+        opening = {"agent_session_id": name, "episode_id": body["episode_id"], "tool_accesses": [access]}
+        opened = await agent.post("simple_agent", "/v1/agent_sessions", opening)
+        assert opened["agent_session_id"] == name
+        said = await agent.post("simple_agent", "/v1/responses", body["task"])
+        closing = {"agent_session_id": name, "episode_id": body["episode_id"]}
+        closed = await agent.post("simple_agent", "/v1/agent_sessions/close", closing)
+        assert closed["agent_session_id"] == name
+        verdict = await tools.post("tools", "/verify", {})
+        return JSONResponse({"reward": verdict["reward"], "messages": said["messages"]})

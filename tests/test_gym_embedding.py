@@ -14,13 +14,14 @@ from participants.coordination.coordinator import Coordinator, Published
 from participants.coordination.trainer import Dispatch
 from participants.gym.agent import GymAgent
 from participants.gym.codecs import blackjack_sessions
+from participants.gym.environment import GymEnvironment
 from participants.gym.held import held_in
 from participants.identity import OPERATION_HEADER, POSITION_HEADER, RESTART_HEADER, TRY_HEADER, VERIFY_HEADER
 from participants.records.records import Disposition
 from participants.servers.modes import Mode
 from participants.servers.resources import Verify
 from participants.settings import Settings
-from tests.gym_like import Chatter, Counter, gym_counter
+from tests.gym_like import Chatter, Counter, Seated, Turns, gym_counter
 from tests.served_kinds import Fleet
 from tests.served_kinds import run as run_fleet
 from tests.whole_job import WholeJob, run, settle
@@ -118,6 +119,112 @@ async def started(fleet: Fleet, counter: Counter, **options: Any) -> None:
     """A counter in the manner of Gym is served, under the name `tools`."""
     participant = gym_counter(fleet.config(), fleet.seams("tools"), counter, **options)
     await fleet.start("tools", participant.wrap(counter.app()))
+
+
+def test_a_rollout_over_a_server_that_takes_no_part_starts_over() -> None:
+    """What such a server keeps is in no checkpoint, so the rollout is not continued without it."""
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        chatters: list[Chatter] = []
+        gym_job(job, counters, chatters)
+
+        def plain(config: Settings, seams: Any, transport: Any) -> Any:
+            counters.append(Counter())
+            return counters[-1].app()
+
+        job.makers |= {"tools": plain}
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 2)
+            await until_generated(job, first, [dispatch("A", 3)])
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.FRESH) == 1
+            job.turnstile.allow("A", 3)
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 1, report
+        assert [counter.seeds for counter in counters] == [1, 1]
+        assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 6
+
+    run(test)
+
+
+def episode_job(job: WholeJob, counters: list[Counter], agents: list[Seated], environments: list[Turns]) -> None:
+    """The job's tools, agent and environment are in the manner of Gym, and episodes are the environment's."""
+    gym_job(job, counters, [])
+
+    def agent(config: Settings, seams: Any, transport: Any) -> Any:
+        agents.append(Seated(job.network.client("agent")))
+        gym = GymAgent("simple_agent", config, cookie=Seated.KEY, seams=seams, transport=transport)
+        return gym.wrap(agents[-1].app())
+
+    def environment(config: Settings, seams: Any, transport: Any) -> Any:
+        environments.append(Turns(config.servers))
+        return GymEnvironment("env", config, seams=seams, transport=transport).wrap(environments[-1].app())
+
+    job.makers |= {"simple_agent": agent, "env": environment}
+
+
+def test_an_episode_goes_on_under_the_names_that_it_had() -> None:
+    """An environment whose handler draws new names when it runs again, an agent whose session is opened again in it,
+    and tools that are called past its client: the calls that the checkpoint held are made once, the end is the same.
+
+    Covers: I38, I54, I58
+    """
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        agents: list[Seated] = []
+        environments: list[Turns] = []
+        episode_job(job, counters, agents, environments)
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 2)
+            await until_generated(job, first, job.dispatches(4, "A"))
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.CONTINUE) == 1
+            job.turnstile.allow("A", 4)
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 1, report
+        assert job.turnstile.seen == [("A", turn) for turn in range(1, 5)]
+        assert [counter.seeds for counter in counters] == [1, 0]
+        assert [counter.calls.count("/add") for counter in counters] == [2, 2]
+        old, new = (each.drawn for each in environments)
+        assert old != new
+        assert [each["agent_session_id"] for agent in agents for each in agent.opened] == [*old, *old]
+        assert [agent.opened[0]["episode_id"]["attempt"] for agent in agents] == [0, 1]
+        assert [agent.tools for agent in agents][1] == {}
+        assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 10
+
+    run(test)
+
+
+def test_an_episode_of_which_a_part_is_lost_has_no_result() -> None:
+    """Gym's loops take the text of an error for a tool's answer. What is lost is none: the episode runs again."""
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        agents: list[Seated] = []
+        episode_job(job, counters, agents, [])
+        async with job.coordinator() as first:
+            recovered = await first.recover()
+            job.turnstile.allow("A", 1)
+            async with trio.open_nursery() as nursery:
+
+                async def play() -> None:
+                    report = await first.run_batch(recovered.runnable(job.dispatches(2, "A")))
+                    assert report.delivered == 1, report
+
+                nursery.start_soon(play)
+                await settle()
+                assert job.launcher is not None
+                job.launcher.kill("tools")
+                job.turnstile.allow("A", 2)
+        assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 3
+
+    run(test)
 
 
 class Client:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
-from statecore.wire import parse
+from statecore.wire import parse, sha256_hex
 
 from ..identity import EpisodeId
 from ..net.http import (
@@ -50,7 +50,7 @@ class GymAgent(Agent):
     def __init__(self, name: str, settings: Any, *, cookie: str, **options: Any) -> None:
         super().__init__(name, settings, **options)
         self.cookies = GymCookies(cookie, AGENT_SESSION_ID)
-        self.handlers: dict[str, LoopHandler] = {}  # of activations under way, by session
+        self.handlers: dict[str, tuple[LiveSession, LoopHandler]] = {}  # of activations under way, by session
         self._open_in_gym: set[tuple[EpisodeId, str]] = set()
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
@@ -70,15 +70,18 @@ class GymAgent(Agent):
 
     async def _open(self, request: Incoming, app: ASGIApp, send: Send) -> None:
         live = self._opened(request)
-        live.opened = parse(without_addresses(request.body, self.settings.servers))
-        response = await self._in_gym(live, request.scope, app)
-        if not 200 <= response.status < 300:
+        asked = parse(without_addresses(request.body, self.settings.servers))
+        is_new = live.opened is None
+        if is_new:
+            live.opened = asked
+        response = await self._in_gym(live, asked, request.scope, app)  # of one sent again Gym says if it is the same
+        if is_new and not 200 <= response.status < 300:
             self._sessions.pop((live.episode, live.key), None)
         await send_bytes(send, response.status, response.body, response.headers)
 
-    async def _in_gym(self, live: LiveSession, scope: Scope, app: ASGIApp) -> Response:
+    async def _in_gym(self, live: LiveSession, opened: Any, scope: Scope, app: ASGIApp) -> Response:
         """Gym's reply to the opening of a session: its half is there, with the addresses of tools that are ours."""
-        opening, all_ours = self._with_our_tools(live)
+        opening, all_ours = self._with_our_tools(live, opened)
         if not all_ours:
             live.restart = True  # its loop calls somebody past us
         body = encode_body(opening)
@@ -87,23 +90,23 @@ class GymAgent(Agent):
             self._open_in_gym.add((live.episode, live.key))
         return response
 
-    def _with_our_tools(self, live: LiveSession) -> tuple[dict[str, Any], bool]:
+    def _with_our_tools(self, live: LiveSession, opened: Any) -> tuple[dict[str, Any], bool]:
         """The body that opened the session, for this attempt and with our addresses; and whether all tools have one."""
         own = self.settings.servers.get(self.name, "").rstrip("/")
         accesses, all_ours = [], True
-        for access in live.opened.get("tool_accesses") or ():
+        for access in opened.get("tool_accesses") or ():
             server = server_of(str(access.get("base_url"))) if access.get("kind") == "direct_http" else None
             all_ours = all_ours and bool(own) and server in self.settings.servers
-            ours = {"base_url": f"{own}{TOOLS_PATH}{live.key}/{access['name']}"} if all_ours else {}
+            ours = {"base_url": f"{own}{TOOLS_PATH}{token_of(live)}/{access['name']}"} if all_ours else {}
             accesses.append({**access, **ours})
         episode = {"rollout_id": live.episode.rollout_id, "attempt": live.episode.attempt}
-        return {**live.opened, "episode_id": episode, "tool_accesses": accesses}, all_ours
+        return {**opened, "episode_id": episode, "tool_accesses": accesses}, all_ours
 
     async def reopened(self, live: LiveSession, scope: Scope, app: ASGIApp) -> None:
         """Gym has its half of the session, also in a process that has only restored it."""
         if live.opened is None or (live.episode, live.key) in self._open_in_gym:
             return
-        response = await self._in_gym(live, scope, app)
+        response = await self._in_gym(live, live.opened, scope, app)
         if not 200 <= response.status < 300:
             raise ParticipantLost(f"{self.name}: the session cannot be opened again: HTTP {response.status}")
 
@@ -131,17 +134,19 @@ class GymAgent(Agent):
 
         What is no answer is none here either: the loop fails when it comes back, whatever it makes of this one.
         """
-        key, _, rest = request.path.removeprefix(TOOLS_PATH).partition("/")
+        token, _, rest = request.path.removeprefix(TOOLS_PATH).partition("/")
         access_name, _, tool = rest.partition("/")
-        handler = self.handlers.get(key)
-        if handler is None:
+        live, handler = self.handlers.get(token, (None, None))
+        if live is None or handler is None:
             raise refuse_request("session_lost", "no activation of that session is under way")
-        opened = next(live.opened for live in self._sessions.values() if live.key == key and live.opened is not None)
-        access = next(each for each in opened["tool_accesses"] if each["name"] == access_name)
+        access = next(each for each in live.opened["tool_accesses"] if each["name"] == access_name)
         server = server_of(str(access["base_url"]))
         assert server is not None, "only the tools of servers that are known are given our address"
         headers = {name: str(value) for name, value in (access.get("headers") or {}).items()}
-        response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
+        try:
+            response = await handler.post(server, f"/{tool}", request.body, cookies_of(request), headers)
+        except ParticipantLost as lost:
+            raise refuse_request("participant_lost", str(lost)) from lost
         await send_bytes(send, response.status, response.body, response.headers)
 
 
@@ -171,14 +176,19 @@ class _Loops:
             loop = Loop(session, self.app, dict(inner), self.agent.name, transcript)
             handler = LoopHandler(loop, RUN if is_run else ACTIVATION)
             if not is_run:
-                self.agent.handlers[live.key] = handler
+                self.agent.handlers[token_of(live)] = live, handler
             try:
                 with under_way(handler):
                     await self.app(inner, replay(body, never), send)
             finally:
                 if not is_run:
-                    self.agent.handlers.pop(live.key, None)
+                    self.agent.handlers.pop(token_of(live), None)
             loop.failing.check()
+
+
+def token_of(live: LiveSession) -> str:
+    """The session in a path, whatever its key is made of."""
+    return sha256_hex(f"{live.episode.key} {live.key}".encode())[:32]
 
 
 def as_gym_runs(value: Any, body: bytes, episode: EpisodeId) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
 from typing import Any
 
 from statecore import DefinitionError
@@ -63,12 +64,18 @@ def server_class(component: str) -> type[Any]:
         if not isinstance(found, type):
             raise UsageError(f"{component}: {module_name} has no class {class_name!r}")
         return found
-    servers = [each for each in vars(module).values() if isinstance(each, type) and _is_server_of(each, module_name)]
-    last = [each for each in servers if not any(other is not each and issubclass(other, each) for other in servers)]
+    last = last_of(module)
     if len(last) != 1:
         names = ", ".join(each.__name__ for each in last) or "none"
         raise UsageError(f"{component}: {module_name} has {len(last)} server classes ({names}): name module:Class")
     return last[0]
+
+
+def last_of(module: ModuleType) -> list[type[Any]]:
+    """The server classes that a module defines and derives no other one from."""
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    servers = [each for each in classes if _is_server_of(each, module.__name__)]
+    return [each for each in servers if not any(other is not each and issubclass(other, each) for other in servers)]
 
 
 def _is_server_of(cls: type[Any], module_name: str) -> bool:

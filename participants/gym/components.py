@@ -30,6 +30,42 @@ class Known:
 
 UNKNOWN: Final = Known(mode=Mode.RESTART_ONLY, why="nobody has looked at what it keeps")
 
+VERIFIERS: Final[Mapping[str, str]] = {
+    "aalcr": "AalcrResourcesServer",
+    "aegis_v4_safety": "AegisV4SafetyResourcesServer",
+    "arena_judge": "ArenaJudgeServer",
+    "asr_with_pc": "ASRWithPCResourcesServer",
+    "assaybench": "AssayBenchResourcesServer",
+    "circle_count": "CircleCountResourcesServer",
+    "deepsearchqa": "DeepSearchQAServer",
+    "equivalence_llm_judge": "LLMJudgeResourcesServer",
+    "equivalence_rule": "EquivalenceRuleResourcesServer",
+    "ether0": "Ether0ResourcesServer",
+    "false_statement_judge": "FalseStatementJudgeServer",
+    "frontierscience_judge": "FrontierScienceJudgeServer",
+    "fukuyamabench": "FukuyamaBenchResourcesServer",
+    "gdp_pdf": "GdpPdfResourcesServer",
+    "generative_reward_model": "GenerativeRewardModelResourcesServer",
+    "graphwalks": "GraphWalksResourcesServer",
+    "hotpotqa_qa": "HotpotQAQAResourcesServer",
+    "imo_gradingbench": "ImoGradingBenchResourcesServer",
+    "imo_proofbench_judge": "ImoProofBenchJudgeServer",
+    "labbench2_vlm": "LabbenchVLMResourcesServer",
+    "lc_niah": "LCNIAHResourcesServer",
+    "math_proof_judgement": "MathProofJudgementResourcesServer",
+    "moldetox": "MolDeToxResourcesServer",
+    "mrcr": "MRCRResourcesServer",
+    "ruler": "RulerResourcesServer",
+    "ruler2": "Ruler2ResourcesServer",
+    "simpleqa": "SimpleQAServer",
+    "spartqa": "SpartqaResourcesServer",
+    "widesearch": "WideSearchServer",
+    "xlam_fc": "XlamFcResourcesServer",
+}
+"""Folders below `resources_servers` whose server only verifies, and its class: one route, no session, nothing assigned
+after it was made. A test on the real ones holds this against their source.
+"""
+
 RESOURCES: Final[Mapping[str, Known]] = {
     "resources_servers.example_session_state_mgmt.app:StatefulCounterResourcesServer": Known(
         mode=Mode.EXPORT_RESTORE,
@@ -70,4 +106,7 @@ ENVIRONMENTS: Final[Mapping[str, Known]] = {
 def known_of(cls: type[Any]) -> Known:
     """What is known of a server class; a subclass of a known one is not known."""
     name = f"{cls.__module__}:{cls.__qualname__}"
+    module, _, attribute = name.partition(".app:")
+    if attribute and VERIFIERS.get(module.removeprefix("resources_servers.")) == attribute:
+        return Known(mode=Mode.STATELESS, why="a verifier: its verdict depends on the request alone")
     return RESOURCES.get(name) or AGENTS.get(name) or ENVIRONMENTS.get(name) or UNKNOWN

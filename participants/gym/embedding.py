@@ -15,10 +15,8 @@ from attrs import evolve
 
 from statecore import DefinitionError
 
-from ..net.http import ASGIApp
-from ..servers.asgi import Shell
+from ..net.transport import FreeListTransport
 from ..servers.modes import Mode
-from ..servers.policy_model import PolicyModel
 from ..servers.resources import Verify
 from ..servers.server import Server
 from ..settings import Seams, Settings, SettingsError
@@ -27,7 +25,7 @@ from .client import recording
 from .components import Known, known_of
 from .environment import GymEnvironment, episodes_stand_still
 from .held import Held
-from .inner import AsSent, PathKept
+from .models import GymAuxiliary, GymPolicy, is_policy
 from .resources import GymResources
 
 C = TypeVar("C", bound="type[Any]")
@@ -100,6 +98,8 @@ def checkpointable(
     return Embedded  # type: ignore[return-value]
 
 
+GYM_KEEPALIVE_S: Final = 30.0
+"""So long Gym's servers keep a connection on which nothing comes."""
 CALLING: Final = frozenset({"responses_api_agents", "environment_servers"})
 """Kinds whose handlers call other servers."""
 
@@ -119,20 +119,19 @@ def participant_of(server: Any, kind: str, known: Known, settings: Settings, sea
             name, settings, server, held=known.held, cookie=cookie, mode=known.mode, verify=known.verify, seams=seams
         )
     if kind == "responses_api_agents":
-        return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams)
+        return GymAgent(name, settings, cookie=cookie, mode=known.mode, seams=seams, transport=to_gym())
     if kind == "responses_api_models":
-        return GymModel(name, settings, seams=seams)
+        kind_of_model = GymPolicy if is_policy(name, configuration(server)) else GymAuxiliary
+        return kind_of_model(name, settings, seams=seams)
     if known.mode is Mode.STATELESS:
         return None
     limit_s, server.config.default_episode_timeout_seconds = server.config.default_episode_timeout_seconds, None
-    return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams)
+    return GymEnvironment(name, settings, mode=known.mode, limit_s=limit_s, seams=seams, transport=to_gym())
 
 
-class GymModel(PolicyModel):
-    """The participant around a Gym model server, which is shown the paths as they were sent."""
-
-    def wrap(self, app: ASGIApp) -> ASGIApp:
-        return PathKept(Shell(self, AsSent(app))) if self.settings.enabled else app
+def to_gym() -> FreeListTransport:
+    """Connections to Gym's servers, none of them kept for so long that its server may be closing it."""
+    return FreeListTransport(keepalive_expiry_s=GYM_KEEPALIVE_S / 2)
 
 
 def record_calls(server: Any) -> None:
@@ -142,10 +141,17 @@ def record_calls(server: Any) -> None:
 
 def settings_of(server: Any) -> Settings:
     """The settings of a server: of Gym's global configuration, of the environment, and all servers' addresses."""
-    config = _plain(server.server_client.global_config_dict)
-    section = config.get("checkpoint") or {}
+    config = getattr(server.server_client, "global_config_dict", None)
+    section = _plain(config.get("checkpoint")) if isinstance(config, Mapping) else {}
     found = Settings.from_env(base=Settings.from_mapping(section))
-    return evolve(found, servers={**addresses(config), **found.servers}) if found.enabled else found
+    if not found.enabled:
+        return found  # and nothing else of the configuration was looked at
+    return evolve(found, servers={**addresses(configuration(server)), **found.servers})
+
+
+def configuration(server: Any) -> Mapping[str, Any]:
+    """Gym's global configuration, as the server has it."""
+    return _plain(getattr(server.server_client, "global_config_dict", None))
 
 
 def addresses(config: Mapping[str, Any]) -> dict[str, str]:
@@ -161,7 +167,9 @@ def addresses(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(config: Any) -> Mapping[str, Any]:
-    """Gym's configuration without the types of the library that it is read with."""
+    """Gym's configuration without the types of the library that it is read with; empty where there is none."""
+    if not isinstance(config, Mapping):
+        return {}
     if type(config) is dict:
         return config
     omegaconf: Any = importlib.import_module("omegaconf")

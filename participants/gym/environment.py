@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Mapping
 from http.cookies import SimpleCookie
 from typing import Any, Final
 
+import httpx
 from attrs import define, field
 
 from statecore import WireError
@@ -54,12 +55,13 @@ class GymEnvironment(Environment):
         mode: Mode = Mode.EXPORT_RESTORE,
         limit_s: float | None = None,
         seams: Seams | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.mode = mode
         self.limit_s = limit_s
         self.checkpoint_mode = mode.value
         self._deadlines: set[Deadline] = set()
-        super().__init__(name, settings, seams=seams)
+        super().__init__(name, settings, seams=seams, transport=transport)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         return PathKept(Shell(self, _Episodes(self, app))) if self.settings.enabled else app

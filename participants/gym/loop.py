@@ -13,8 +13,6 @@ from typing import Any
 
 from attrs import define, field
 
-from statecore.wire import unstructure
-
 from ..identity import VERIFY_HEADER
 from ..net.http import ASGIApp, Scope, refuse_request, replay
 from ..servers.agent_records import KeptReply
@@ -106,7 +104,7 @@ class LoopHandler:
         loop = self.loop
         if is_model_path(path) and loop.turns and loop.unsaved:
             items = field_of(body, "input")
-            await loop.session.boundary(unstructure(loop.transcript), items=items, usage=loop.usage)
+            await loop.session.boundary(loop.transcript.to_json(), items=items, usage=loop.usage)
             loop.unsaved = False
         peer = loop.session.client(server)
         if cookies:

@@ -74,6 +74,10 @@ class Transcript:
     schema_version: int = field(default=SCHEMA, validator=is_version)
     calls: tuple[Call, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """As `unstructure` gives it, without the search for how: a turn writes all of it."""
+        return {"schema_version": self.schema_version, "calls": [_call_json(call) for call in self.calls]}
+
     def with_call(self, track: str, asked: Asked, reply: KeptReply) -> Transcript:
         """This one and a call more; what was done inside of that call is in its answer and is left out."""
         inside = track + "/"
@@ -92,6 +96,12 @@ class Transcript:
         if made[index].asked != asked:
             raise OtherCall(track, index, str(made[index].asked), str(asked))
         return made[index].reply
+
+
+def _call_json(call: Call) -> dict[str, Any]:
+    reply = call.reply
+    kept = {"status": reply.status, "headers": [list(each) for each in reply.headers], "body": reply.body}
+    return {"track": call.track, "server": call.server, "path": call.path, "digest": call.digest, "reply": kept}
 
 
 def digest_of(body: bytes) -> str:

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import httpx
 
+from statecore import DefinitionError
+
 from ..net.http import ASGIApp, Incoming, Send, serve
 from ..settings import Seams, Settings
 from .part import Report
@@ -29,21 +31,25 @@ class AuxiliaryModel(Server):
         self,
         name: str,
         settings: Settings,
-        upstream: str | Call,
+        upstream: str | Call | None = None,
         *,
         upstream_api_key: str | None = None,
         seams: Seams | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         super().__init__(name, settings, seams=seams, transport=transport)
-        limit = settings.max_body_bytes
-        self._upstream = upstream_app(upstream, api_key=upstream_api_key, transport=transport, max_body_bytes=limit)
+        self._upstream: ASGIApp | None = None
+        if upstream is not None:
+            limit = settings.max_body_bytes
+            self._upstream = upstream_app(upstream, api_key=upstream_api_key, transport=transport, max_body_bytes=limit)
 
     def _takes_part(self) -> bool:
         return False
 
     def app(self) -> ASGIApp:
         """The upstream, with capabilities when checkpointing is on."""
+        if self._upstream is None:
+            raise DefinitionError(f"model server {self.name!r}: give upstream=, or wrap an application of your own")
         return self.wrap(self._upstream)
 
     async def data(self, request: Incoming, send: Send, app: ASGIApp) -> None:
