@@ -22,6 +22,8 @@ import httpx
 import trio
 from attrs import frozen
 
+from participants.gym.fleet import addressed
+
 SITE: Final = Path(sysconfig.get_paths()["purelib"])
 TOKEN: Final = "tok"
 WITHOUT_RAY: Final = """
@@ -84,6 +86,26 @@ def row(impl: str, index: int = 0) -> dict[str, Any]:
     lines = (SITE / "resources_servers" / impl / "data" / "example.jsonl").read_text().splitlines()
     value: dict[str, Any] = json.loads(lines[index])
     return value
+
+
+def configuration(names: Iterable[str], upstream: str) -> dict[str, Any]:
+    """Gym's global configuration of these servers, without their addresses; `upstream` is the model's URL."""
+    config: dict[str, Any] = {
+        "head_server": {"host": "127.0.0.1", "port": 11000},
+        "default_host": "127.0.0.1",
+        "dry_run": False,
+    }
+    for name in names:
+        component = COMPONENTS[name]
+        server = {"entrypoint": "app.py", **component.extra}
+        if component.kind == "resources_servers":
+            server["domain"] = "agent"
+        elif component.kind == "responses_api_agents":
+            server["model_server"] = {"type": "responses_api_models", "name": "policy_model"}
+        elif component.kind == "responses_api_models":
+            server |= {"openai_base_url": upstream, "openai_api_key": "k", "openai_model": "scripted"}
+        config[name] = {component.kind: {component.impl: server}}
+    return config
 
 
 class Fleet:
@@ -227,22 +249,10 @@ class Fleet:
 
     def config(self) -> dict[str, Any]:
         """Gym's global configuration of this fleet."""
-        config: dict[str, Any] = {
-            "head_server": {"host": "127.0.0.1", "port": 11000},
-            "default_host": "127.0.0.1",
-            "dry_run": False,
-        }
-        for name in self.names:
-            component = COMPONENTS[name]
-            server = {"entrypoint": "app.py", "host": "127.0.0.1", "port": self._ports[name], **component.extra}
-            if component.kind == "resources_servers":
-                server["domain"] = "agent"
-            elif component.kind == "responses_api_agents":
-                server["model_server"] = {"type": "responses_api_models", "name": "policy_model"}
-            elif component.kind == "responses_api_models":
-                server |= {"openai_base_url": f"http://127.0.0.1:{self._up}/v1", "openai_api_key": "k"}
-                server["openai_model"] = "scripted"
-            config[name] = {component.kind: {component.impl: server | dict(self.overrides.get(name, {}))}}
+        config = addressed(configuration(self.names, f"http://127.0.0.1:{self._up}/v1"), self.urls)
+        for name in self.overrides.keys() & config.keys():
+            ((kind, implementations),) = config[name].items()
+            config[name] = {kind: {impl: {**each, **self.overrides[name]} for impl, each in implementations.items()}}
         return config | dict(self.overrides.get("", {}))
 
     def _spawn(self, name: str, command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -26,6 +26,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from participants.gym.upstream import turns_in
+
 Json = dict[str, Any]
 
 
@@ -122,7 +124,8 @@ def upstream(log: Path, delay_s: float) -> Starlette:
         if isinstance(body["input"], str):
             body["input"] = [{"role": "user", "content": body["input"]}]
         with log.open("a") as lines:
-            lines.write(json.dumps({"items": len(body["input"]), "task": _task(body)}) + "\n")
+            line = {"items": len(body["input"]), "task": _task(body), "turns": turns_in(body["input"])}
+            lines.write(json.dumps(line) + "\n")
         await asyncio.sleep(delay_s)
         while turns(body) >= allowed(log):  # noqa: ASYNC110 - a test says so, in another process
             await asyncio.sleep(0.02)
