@@ -48,7 +48,7 @@ CLASSES: Final = {Game.BLACKJACK: {"blackjack": "gym_tests.dealt_blackjack:Dealt
 
 @frozen(kw_only=True)
 class Order:
-    """What this life is told; `number` counts the lives of a run from 1. With `every_turns` 0 there is no checkpoint."""
+    """What this life is told; `number` counts the lives of a run from 1. `every_turns` 0: it takes no checkpoint."""
 
     home: str
     number: int

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 from attrs import frozen
@@ -104,12 +105,13 @@ class Run:
 First = tuple[Game, Victim, str]
 
 
-def product() -> list[First]:
+@cache
+def product() -> tuple[First, ...]:
     """Each game with each victim that it has and each moment, spread: all of each are met soon after the beginning."""
     left = [(game, victim, when) for game in Game for victim in (*servers(game), Victim.ALL) for when in WHENS]
     random.Random("games, victims and moments").shuffle(left)
     met: Counter[str] = Counter()
-    ordered = []
+    ordered: list[First] = []
     while left:
         best = min(left, key=lambda each: [sum(met[part] > 0 for part in each), _share(each, met)])
         left.remove(best)
@@ -117,7 +119,7 @@ def product() -> list[First]:
         met.update(map(str, best))
         if len(met) == len(Game) + len(Victim) + len(WHENS):
             met.clear()  # a new round
-    return ordered
+    return tuple(ordered)
 
 
 def _share(first: First, met: Mapping[str, int]) -> float:

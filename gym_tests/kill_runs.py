@@ -174,12 +174,12 @@ def series(seed: int, runs: int, directory: Path) -> Iterator[Came]:
 
 def summary(came: Sequence[Came], seconds: float) -> Iterator[str]:
     """What all runs come to, in a few lines."""
-    for what, told in (
+    for what, counts in (
         ("environments", Counter(str(each.run.game) for each in came)),
         ("victims", Counter(str(blow.victim) for each in came for blow in each.run.blows)),
         ("moments", Counter(blow.when for each in came for blow in each.run.blows)),
     ):
-        yield f"{what}: " + ", ".join(f"{name} {times}" for name, times in sorted(told.items()))
+        yield f"{what}: " + ", ".join(f"{name} {times}" for name, times in sorted(counts.items()))
     lives, blows = sum(each.lives for each in came), sum(len(each.dealt) for each in came)
     told = f"{len(came)} runs, {lives} lives, {blows} blows dealt, {seconds:.0f} s: "
     if bad := [str(each.run.seed) for each in came if each.verdict.found]:
