@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test gym-demo bench-gym test-gym kill models mutations lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill models mutations lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
@@ -26,6 +26,7 @@ help:
 	@echo "make gym-demo     the demo on real NeMo Gym servers (ARGS=\"--kill counter\")"
 	@echo "make bench-gym    what checkpoints cost on them"
 	@echo "make test-gym     the embedding, on real NeMo Gym servers (needs Python 3.12 or newer; 600 MB in .venv-gym)"
+	@echo "make gym-deep     each Gym environment, each kind of its servers, each moment, hit by SIGKILL; 20 kills of a collection (hours)"
 	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
 	@echo "make models       the large models too, explored to the end (minutes)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
@@ -51,6 +52,11 @@ bench-gym: $(GYM_READY)
 
 test-gym: $(GYM_READY)
 	@$(GYM)/bin/python -m pytest gym_tests -q -p no:asyncio --durations=5 $(ARGS)
+
+# make test-gym makes the first ten of these runs.
+gym-deep: $(GYM_READY)
+	@$(GYM)/bin/python -m gym_tests.kill_runs --runs 0 $(ARGS)
+	@$(GYM)/bin/python -m gym_tests.collect_kills --kills 20 --tasks 200
 
 # A run is a number: make kill SEED=17 RUNS=1 does again what run 17 of a long series did.
 kill: $(READY)

@@ -71,6 +71,10 @@ COMPONENTS: Final[Mapping[str, Component]] = {
     "weather": Component("resources_servers", "example_single_tool_call"),
     "weather_agent": agent("simple_agent", "weather"),
     "weather_env": Component("environment_servers", "single_agent_turn", EPISODES),
+    "relay": Component("environment_servers", "legacy_agent", {"agent_server": EPISODES["agent_server"]}),
+    "choices": Component("resources_servers", "mcqa"),
+    "steps": Component("resources_servers", "example_multi_step"),
+    "guessing": Component("resources_servers", "example_multi_turn_gymnasium"),
 }
 
 

@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -139,23 +141,28 @@ class Undisturbed:
 
     directory: Path
     known: dict[Game, Any] = field(factory=dict)
+    locks: dict[Game, threading.Lock] = field(factory=lambda: {game: threading.Lock() for game in Game})
 
     def results(self, game: Game) -> dict[str, Any]:
-        if game not in self.known:
-            run = Run(seed=-1, game=game, when="", blows=(), every_turns=0)
-            alone = Field(run, self.directory / f"undisturbed-{game}")
-            alone.fight()
-            if found := (*alone.found, *examine(alone.home, alone.lives, names(game), None).found):
-                raise RuntimeError(f"the undisturbed run of {game}: {'; '.join(found)}; its files are in {alone.home}")
-            self.known[game] = parse((alone.home / "ended-1.json").read_bytes())["results"]
-        return dict(self.known[game])
+        with self.locks[game]:
+            if game not in self.known:
+                self.known[game] = self._made(game)
+            return dict(self.known[game])
+
+    def _made(self, game: Game) -> Any:
+        run = Run(seed=-1, game=game, when="", blows=(), every_turns=0)
+        alone = Field(run, self.directory / f"undisturbed-{game}")
+        alone.fight()
+        if found := (*alone.found, *examine(alone.home, alone.lives, names(game), None).found):
+            raise RuntimeError(f"the undisturbed run of {game}: {'; '.join(found)}; its files are in {alone.home}")
+        return parse((alone.home / "ended-1.json").read_bytes())["results"]
 
 
 def fight(run: Run, directory: Path, undisturbed: Undisturbed) -> Came:
     """What came of this run; its files stay where something was found."""
     expected = undisturbed.results(run.game)
     began = time.monotonic()
-    battle = Field(run, directory / f"run-{run.seed}")
+    battle = Field(run, directory / f"run-{run.seed:04}")  # no name begins with another: servers are found by it
     battle.fight()
     verdict = examine(battle.home, battle.lives, names(run.game), expected)
     dealt = tuple(parse(path.read_bytes())["dealt"] for path in sorted(battle.home.glob("dealt-*.json")))
@@ -165,11 +172,14 @@ def fight(run: Run, directory: Path, undisturbed: Undisturbed) -> Came:
     return Came(run=run, verdict=verdict, dealt=dealt, lives=battle.lives, seconds=time.monotonic() - began)
 
 
-def series(seed: int, runs: int, directory: Path) -> Iterator[Came]:
-    """These runs, one after the other."""
+def series(seed: int, runs: int, directory: Path, at_once: int = 2) -> Iterator[Came]:
+    """These runs in their order, so many at a time."""
     undisturbed = Undisturbed(directory)
-    for number in range(seed, seed + runs):
-        yield fight(draw(number), directory, undisturbed)
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        yield from pool.map(lambda number: fight(draw(number), directory, undisturbed), range(seed, seed + runs))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def summary(came: Sequence[Came], seconds: float) -> Iterator[str]:
@@ -196,15 +206,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=int, default=10, metavar="N", help="how many (10); 0: each game, victim and moment once"
     )
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="so many at a time (2)")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="for the files of runs (a temporary one)")
     args = parser.parse_args(argv)
-    if args.runs < 0 or args.seed < 0:
-        parser.error("--runs and --seed are 0 or more")
+    if args.runs < 0 or args.seed < 0 or args.at_once < 1:
+        parser.error("--runs and --seed are 0 or more, --at-once 1 or more")
     directory = Path(tempfile.mkdtemp(prefix="gym-kill-") if args.dir is None else args.dir).resolve()
     directory.mkdir(exist_ok=True)
     began = time.monotonic()
     came: list[Came] = []
-    for each in series(args.seed, args.runs or len(product()), directory):
+    for each in series(args.seed, args.runs or len(product()), directory, args.at_once):
         came.append(each)
         print(each.line(), flush=True)
     for line in summary(came, time.monotonic() - began):
