@@ -1,7 +1,7 @@
 """Writes the generated pages of docs/ anew: `python docs/generate.py` (or `make docs`); `--check` only compares.
 
 Whole pages: the machines, the codes, the invariants and scenarios with where they are checked, the protective rules
-with what breaks without them, the spans and metrics. In `files.md` the
+with what breaks without them, the spans and metrics, what was tried of NeMo Gym. In `files.md` the
 examples between `<!-- begin NAME -->` and `<!-- end NAME -->` are written anew, the rest is left alone.
 """
 
@@ -20,7 +20,7 @@ REFERENCE: Final = ROOT / "docs" / "reference"
 
 def pages() -> dict[Path, str]:
     """Every generated page and what belongs into it."""
-    from docs.generators import codes, files, machines, marks, rules, telemetry
+    from docs.generators import codes, files, gym_compatibility, machines, marks, rules, telemetry
 
     found = {REFERENCE / "machines" / name: text for name, text in machines.pages().items()}
     found[REFERENCE / "codes.md"] = codes.page()
@@ -28,6 +28,7 @@ def pages() -> dict[Path, str]:
     found[REFERENCE / "scenarios.md"] = marks.scenarios()
     found[REFERENCE / "rules.md"] = rules.page()
     found[REFERENCE / "telemetry.md"] = telemetry.page()
+    found[REFERENCE / "gym-compatibility.md"] = gym_compatibility.page()
     path = REFERENCE / "files.md"
     found[path] = filled(path.read_text(encoding="utf-8"), files.blocks())
     return found

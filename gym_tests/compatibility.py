@@ -21,8 +21,8 @@ import trio
 
 from participants.commands import doctor
 from participants.gym.components import AGENTS, ENVIRONMENTS, RESOURCES
-from participants.gym.fleet import KINDS, gym_launcher
-from participants.serving.launcher import StartupFailed
+from participants.gym.fleet import CONFIG_VARIABLE, KINDS, PROCESS, READY_TIMEOUT_S, STOP_TIMEOUT_S
+from participants.serving.launcher import ProcessLauncher, ServerSpec, StartupFailed
 from statecore import StatecoreError
 
 from .fleet import COMPONENTS, SITE, TOKEN, configuration
@@ -56,7 +56,15 @@ async def asked(component: str, name: str, folder: Path) -> dict[str, str]:
     if not (SITE / component / "app.py").exists():
         return {"outlook": ABSENT}
     await trio.Path(folder).mkdir(parents=True)
-    launcher = gym_launcher(configuration([name], NOBODY), folder, folder / "logs", token=TOKEN)
+    environment = {
+        CONFIG_VARIABLE: json.dumps(configuration([name], NOBODY)),
+        "STATECORE_ENABLED": "true",
+        "STATECORE_ROOT": str(folder),
+    }
+    spec = ServerSpec(name, component, environment, PROCESS)
+    launcher = ProcessLauncher(
+        [spec], folder / "logs", token=TOKEN, ready_timeout_s=READY_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S
+    )
     try:
         urls = await launcher.start(1)
         diagnosis = await doctor.asked(doctor.Question(urls=(urls[name],), token=TOKEN, timeout_s=60.0))
