@@ -30,6 +30,7 @@ from .fleet import COMPONENTS, SITE, TOKEN, configuration
 DATA: Final = Path(__file__).resolve().parent.parent / "docs" / "generators" / "gym_compatibility.json"
 ABSENT, NOT_UP = "absent", "not up"
 TOLD: Final = 160
+AT_ONCE: Final = 3
 NOBODY: Final = "http://127.0.0.1:1/v1"
 """Where the model would be: nobody asks it anything."""
 
@@ -63,7 +64,12 @@ async def asked(component: str, name: str, folder: Path) -> dict[str, str]:
     }
     spec = ServerSpec(name, component, environment, PROCESS)
     launcher = ProcessLauncher(
-        [spec], folder / "logs", token=TOKEN, ready_timeout_s=READY_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S
+        [spec],
+        folder / "logs",
+        token=TOKEN,
+        ready_timeout_s=READY_TIMEOUT_S,
+        stop_timeout_s=STOP_TIMEOUT_S,
+        lifeline=True,
     )
     try:
         urls = await launcher.start(1)
@@ -76,10 +82,10 @@ async def asked(component: str, name: str, folder: Path) -> dict[str, str]:
     return {"outlook": server.outlook.value, "mode": server.mode or "", "why": server.reason}
 
 
-async def all_asked(version: str, folder: Path) -> dict[str, dict[str, str]]:
-    """The same of all that are tried, two at a time."""
+async def all_asked(version: str, servers: Mapping[str, str], folder: Path) -> dict[str, dict[str, str]]:
+    """The same of these components, a few at a time."""
     found: dict[str, dict[str, str]] = {}
-    limit = trio.CapacityLimiter(2)
+    limit = trio.CapacityLimiter(AT_ONCE)
 
     async def ask(component: str, name: str) -> None:
         async with limit:
@@ -88,7 +94,7 @@ async def all_asked(version: str, folder: Path) -> dict[str, dict[str, str]]:
         print(f"{version} {component}: {said}", flush=True)
 
     async with trio.open_nursery() as nursery:
-        for component, name in tried().items():
+        for component, name in servers.items():
             nursery.start_soon(ask, component, name)
     return found
 
@@ -98,21 +104,27 @@ def shipped(site: Path = SITE) -> dict[str, int]:
     return {kind: len(list((site / kind).glob("*/app.py"))) for kind in KINDS}
 
 
-def with_answers(known: Mapping[str, Any], version: str, found: Mapping[str, Any]) -> bytes:
-    """The file with what was found of this version; what it says of others stays."""
-    together = {**known, version: found}
+def with_answers(known: Mapping[str, Any], version: str, answers: Mapping[str, Any], number: Mapping[str, int]) -> bytes:
+    """The file with these answers of a version that ships so many; what it says of others stays."""
+    before = known.get(version, {"components": {}})["components"]
+    together = {**known, version: {"components": {**before, **answers}, "shipped": number}}
     return json.dumps(dict(sorted(together.items())), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gym_tests.compatibility")
     parser.add_argument("--data", type=Path, default=DATA, metavar="FILE", help="the file of the answers")
+    parser.add_argument("--only", action="append", metavar="COMPONENT", help="ask about this one; others stay as they are")
     args = parser.parse_args(argv)
+    servers = tried()
+    if unknown := sorted(set(args.only or ()) - servers.keys()):
+        parser.error(f"--only {unknown[0]}: one of {', '.join(servers)}")
     version = importlib.metadata.version("nemo-gym")
     with tempfile.TemporaryDirectory(prefix="gym-compatibility-") as folder:
-        answers = trio.run(all_asked, version, Path(folder))
+        wanted = {component: servers[component] for component in args.only or servers}
+        answers = trio.run(all_asked, version, wanted, Path(folder))
     known = json.loads(args.data.read_bytes()) if args.data.exists() else {}
-    args.data.write_bytes(with_answers(known, version, {"components": answers, "shipped": shipped()}))
+    args.data.write_bytes(with_answers(known, version, answers, shipped()))
     return 0
 
 

@@ -44,8 +44,9 @@ def test_what_is_absent_or_does_not_start_is_said(tmp_path: Path, monkeypatch: p
     assert "one worker, not 2" in said["why"]
 
 
-def test_answers_of_other_versions_stay() -> None:
-    """Only those of this version are written anew."""
-    known = {"0.6.0": {"components": {}, "shipped": {}}, "0.7.0": {"components": {"a": 1}, "shipped": {}}}
-    found = json.loads(with_answers(known, "0.7.0", {"components": {}, "shipped": {}}))
-    assert found == {"0.6.0": known["0.6.0"], "0.7.0": {"components": {}, "shipped": {}}}
+def test_what_is_written_of_other_versions_and_components_stays() -> None:
+    """Only what was asked of this version is written anew."""
+    known = {"0.6.0": {"components": {"a": {}}, "shipped": {}}, "0.7.0": {"components": {"a": 1, "b": 2}, "shipped": {}}}
+    found = json.loads(with_answers(known, "0.7.0", {"b": 3}, {"kind": 4}))
+    assert found == {"0.6.0": known["0.6.0"], "0.7.0": {"components": {"a": 1, "b": 3}, "shipped": {"kind": 4}}}
+    assert json.loads(with_answers({}, "0.7.0", {"b": 3}, {})) == {"0.7.0": {"components": {"b": 3}, "shipped": {}}}

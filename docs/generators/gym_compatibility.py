@@ -1,6 +1,6 @@
 """The page of what was tried of NeMo Gym: versions, components and modes, from the answers of `statecore doctor`.
 
-The answers are in `gym_compatibility.json`, which `python -m gym_tests.compatibility` writes in an environment with Gym.
+The answers are in `gym_compatibility.json`; `python -m gym_tests.compatibility` writes it, in an environment with Gym.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ AGAIN: Final = """
 Written by `python -m gym_tests.compatibility` in an environment with that version of Gym (`GYM_VERSION=0.6.0 bash
 .ci/gym_env.sh DEST PYTHON` makes one), which adds its answers to `docs/generators/gym_compatibility.json`; `make docs`
 makes this page of it. That a component starts and says *continued* is what this page shows. That its rollouts do
-continue is shown on real servers, for 0.7.0: [NeMo Gym servers](gym-embedding.md) says which, and `make test-gym` does it.
+continue is shown on real servers, for 0.7.0, by `make test-gym` ([NeMo Gym servers](gym-embedding.md)).
 """
 NEVER: Final = """
-Every other component was never tried. Embedded, its rollouts start over and hold up no checkpoint, unless whoever embeds
-it says where its sessions are ([NeMo Gym servers](gym-embedding.md#which-components-continue)).
+Every other component was never tried. Embedded, its rollouts start over and hold up no checkpoint, unless whoever
+embeds it says where its sessions are ([NeMo Gym servers](gym-embedding.md#which-components-continue)).
 """
 
 
