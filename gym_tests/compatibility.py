@@ -104,7 +104,9 @@ def shipped(site: Path = SITE) -> dict[str, int]:
     return {kind: len(list((site / kind).glob("*/app.py"))) for kind in KINDS}
 
 
-def with_answers(known: Mapping[str, Any], version: str, answers: Mapping[str, Any], number: Mapping[str, int]) -> bytes:
+def with_answers(
+    known: Mapping[str, Any], version: str, answers: Mapping[str, Any], number: Mapping[str, int]
+) -> bytes:
     """The file with these answers of a version that ships so many; what it says of others stays."""
     before = known.get(version, {"components": {}})["components"]
     together = {**known, version: {"components": {**before, **answers}, "shipped": number}}
@@ -114,7 +116,7 @@ def with_answers(known: Mapping[str, Any], version: str, answers: Mapping[str, A
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gym_tests.compatibility")
     parser.add_argument("--data", type=Path, default=DATA, metavar="FILE", help="the file of the answers")
-    parser.add_argument("--only", action="append", metavar="COMPONENT", help="ask about this one; others stay as they are")
+    parser.add_argument("--only", action="append", metavar="COMPONENT", help="ask about this one alone")
     args = parser.parse_args(argv)
     servers = tried()
     if unknown := sorted(set(args.only or ()) - servers.keys()):

@@ -18,11 +18,10 @@ from .compatibility import ABSENT, DATA, NOT_UP, NotTried, asked, shipped, tried
 from .fleet import COMPONENTS, Component
 
 
-def test_every_known_component_was_tried_on_the_gym_that_is_installed() -> None:
-    """With the answers of exactly these in the file, none of which failed to start."""
-    version = importlib.metadata.version("nemo-gym")
-    written = json.loads(DATA.read_bytes())[version]
-    assert set(written["components"]) == set(tried())
+def test_what_is_written_of_the_gym_that_is_installed_is_of_components_that_are_tried() -> None:
+    """And each of them started."""
+    written = json.loads(DATA.read_bytes())[importlib.metadata.version("nemo-gym")]
+    assert set(written["components"]) <= set(tried())
     assert not [name for name, said in written["components"].items() if said["outlook"] in (ABSENT, NOT_UP)]
     assert written["shipped"] == shipped()
 
@@ -46,7 +45,8 @@ def test_what_is_absent_or_does_not_start_is_said(tmp_path: Path, monkeypatch: p
 
 def test_what_is_written_of_other_versions_and_components_stays() -> None:
     """Only what was asked of this version is written anew."""
-    known = {"0.6.0": {"components": {"a": {}}, "shipped": {}}, "0.7.0": {"components": {"a": 1, "b": 2}, "shipped": {}}}
+    other = {"components": {"a": {}}, "shipped": {}}
+    known = {"0.6.0": other, "0.7.0": {"components": {"a": 1, "b": 2}, "shipped": {}}}
     found = json.loads(with_answers(known, "0.7.0", {"b": 3}, {"kind": 4}))
-    assert found == {"0.6.0": known["0.6.0"], "0.7.0": {"components": {"a": 1, "b": 3}, "shipped": {"kind": 4}}}
+    assert found == {"0.6.0": other, "0.7.0": {"components": {"a": 1, "b": 3}, "shipped": {"kind": 4}}}
     assert json.loads(with_answers({}, "0.7.0", {"b": 3}, {})) == {"0.7.0": {"components": {"b": 3}, "shipped": {}}}

@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from docs import generate
-from docs.generators import codes, marks
+from docs.generators import codes, gym_compatibility, marks
 from participants.coordination.life import CoordinatorSettings
 from participants.identity import RECEIPT_HEADER
 from participants.machines.control import Phase
@@ -76,6 +76,20 @@ def test_a_code_without_a_meaning_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(codes, "MEANINGS", path)
     with pytest.raises(ValueError, match="do not agree on never_heard_of, stale_epoch"):
         codes.page()
+
+
+def test_the_page_of_gym_tells_what_was_not_tried_and_what_did_not_start() -> None:
+    """Newest version first; an answer that the page has no words for is an error."""
+    asked = {"resources_servers/blackjack": {"outlook": "not up", "why": "no port"}}
+    new = {"components": asked, "shipped": {"resources_servers": 3}}
+    old = {"components": {}, "shipped": {"resources_servers": 2}}
+    page = gym_compatibility.made_of({"0.9.0": old, "0.10.0": new})
+    assert "| component | 0.10.0 | 0.9.0 |" in page
+    assert "| `resources_servers/blackjack` | does not start | never tried |" in page
+    assert "- `resources_servers/blackjack` of 0.10.0: `no port`" in page
+    assert "| `resources_servers` | 2 of 3 | 2 of 2 |" in page
+    with pytest.raises(KeyError, match="guessed"):
+        gym_compatibility.made_of({"0.9.0": old | {"components": {"x": {"outlook": "guessed"}}}})
 
 
 def test_marks_are_read_with_their_ranges() -> None:

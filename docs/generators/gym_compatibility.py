@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from participants.gym.components import AGENTS, ENVIRONMENTS, RESOURCES
+
 DATA: Final = Path(__file__).with_name("gym_compatibility.json")
 CELLS: Final = {
     "continues": "continued",
@@ -22,7 +24,8 @@ CELLS: Final = {
 ABOUT: Final = """
 Each component of the first table was started embedded, as a server of its own, and `statecore doctor` was asked what a
 crash would mean for its rollouts: **continued** from their last finished turn, or they **start over**. A component that
-*takes no part* relays to one that does. `-`: that version of Gym does not ship it.
+*takes no part* relays to one that does. `-`: that version of Gym does not ship it. *Never tried* in this table: it is
+known ([NeMo Gym servers](gym-embedding.md#which-components-continue)), and the doctor has not been asked about it yet.
 """
 AGAIN: Final = """
 Written by `python -m gym_tests.compatibility` in an environment with that version of Gym (`GYM_VERSION=0.6.0 bash
@@ -59,7 +62,10 @@ def made_of(versions: Mapping[str, Any]) -> str:
 
 
 def _components(newest: Iterable[str], versions: Mapping[str, Any]) -> list[str]:
-    return sorted({name for version in newest for name in versions[version]["components"]})
+    """Those that were tried, and those that are known."""
+    modules = [name.partition(":")[0] for table in (RESOURCES, AGENTS, ENVIRONMENTS) for name in table]
+    known = {each.removesuffix(".app").replace(".", "/") for each in modules}
+    return sorted(known.union(*(versions[version]["components"] for version in newest)))
 
 
 def _row(component: str, newest: Iterable[str], versions: Mapping[str, Any]) -> list[str]:
