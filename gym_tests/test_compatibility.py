@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -45,7 +46,7 @@ def test_what_is_absent_or_does_not_start_is_said(tmp_path: Path, monkeypatch: p
 
 def test_what_is_written_of_other_versions_and_components_stays() -> None:
     """Only what was asked of this version is written anew."""
-    other = {"components": {"a": {}}, "shipped": {}}
+    other: dict[str, Any] = {"components": {"a": {}}, "shipped": {}}
     known = {"0.6.0": other, "0.7.0": {"components": {"a": 1, "b": 2}, "shipped": {}}}
     found = json.loads(with_answers(known, "0.7.0", {"b": 3}, {"kind": 4}))
     assert found == {"0.6.0": other, "0.7.0": {"components": {"a": 1, "b": 3}, "shipped": {"kind": 4}}}
