@@ -288,7 +288,7 @@ def fight(run: Run, directory: Path, undisturbed: Undisturbed) -> Came:
     """What came of this run."""
     expected = undisturbed.results(run.job)
     began = time.monotonic()
-    battle = Field(run, directory / f"run-{run.seed}")
+    battle = Field(run, directory / f"run-{run.seed:06}")  # no name begins with another: servers are found by it
     battle.prepare()
     battle.fight()
     found = (*battle.found, *examine(battle.home, len(battle.lives), expected))
