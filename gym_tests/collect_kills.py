@@ -29,7 +29,7 @@ from participants.gym.upstream import Model, spec
 from statecore.wire import encode, parse
 
 LONGEST_S = 1800.0
-LAST_S = 300.0
+LAST_S = 600.0
 STARTING_S, RUNNING_S = 8.0, 6.0
 """A life is killed within so long of its start, or of the moment from which its servers are up."""
 
