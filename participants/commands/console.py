@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO, TypeAlias
 
 from attrs import frozen
@@ -94,3 +97,19 @@ def moment(ts: float | None) -> str:
 def count(number: int, noun: str) -> str:
     """`1 rollout`, `2 rollouts`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """What the coordinator logs goes to a file: the terminal is for what a person wants to see."""
+    logger = logging.getLogger("statecore")
+    handler, level = logging.FileHandler(path, encoding="utf-8"), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +22,7 @@ import trio
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
 
-from ..commands.console import count
+from ..commands.console import count, logged_to
 from ..serving.lifespan import StartupFailed
 from .faults import FAULTS, broken_plan
 from .life import DemoError
@@ -134,7 +132,7 @@ def _told(plan: Plan, options: Options, directory: Path, *, plain: bool) -> int:
     """The story was told; its last line is the verdict, or on standard error why there is none."""
     code = 1
     try:
-        with _logged(directory / "coordinator.log"):
+        with logged_to(directory / "coordinator.log"):
             ending = trio.run(_interruptible, plan, options, directory, plain)
         if ending is None:
             code = INTERRUPTED
@@ -150,22 +148,6 @@ def _told(plan: Plan, options: Options, directory: Path, *, plain: bool) -> int:
             print(f"statecore demo: {error}", file=sys.stderr)
         print(f"its files are in {directory}", file=sys.stderr)
     return code
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """What the coordinator logs goes to a file: the terminal is the picture's."""
-    logger = logging.getLogger("statecore")
-    handler, level = logging.FileHandler(path, encoding="utf-8"), logger.level
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

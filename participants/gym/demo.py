@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import logging
 import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +30,7 @@ from statecore.wire import parse, structure
 from ..collecting.collector import Ask, Collector, CollectSettings, Watcher, collect
 from ..collecting.output import OURS, OutputFile
 from ..collecting.tasks import Tasks
-from ..commands.console import count
+from ..commands.console import count, logged_to
 from ..coordination.coordinator import Coordinator, CoordinatorSettings
 from ..coordination.outcomes import Aborted, Published, Recovered, Restarted
 from ..coordination.trainer import Result
@@ -273,7 +271,7 @@ def run_demo(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="statecore-gym-")) if args.dir is None else args.dir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{count(args.rollouts, 'rollout')} on {len(SERVERS)} servers of NeMo Gym {version}; files in {folder}")
-    with _logged(folder / "coordinator.log"):
+    with logged_to(folder / "coordinator.log"):
         try:
             cost = trio.run(_within_bounds, _Story(folder, args, key))
         except Exception as error:
@@ -304,21 +302,6 @@ async def _within_bounds(story: _Story) -> Cost:
         return await story.tell()
     assert bound.cancelled_caught
     raise DemoFailed(f"it has not come to its end within {LONGEST_S:g} s")
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """What the coordinator logs goes to a file."""
-    logger = logging.getLogger("statecore")
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
 
 
 # --- the story
