@@ -277,6 +277,15 @@ def test_leaving_the_block_does_not_wait_for_a_hook_that_hangs() -> None:
         end.set()
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT is a KeyboardInterrupt here, also where a shell started all this with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupted_caller_cancels_its_own_call_and_no_other() -> None:
     """After a KeyboardInterrupt the batch may be run again and goes on where it stands; another batch never noticed."""
     life, main = ThreadedJob(), threading.get_ident()
@@ -301,6 +310,7 @@ def test_an_interrupted_caller_cancels_its_own_call_and_no_other() -> None:
     assert sorted(life.trainer.accepted) == ["r1", "r2"]
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupted_caller_waits_until_its_call_has_ended() -> None:
     """A launcher's start is not broken off: it is over when the caller goes on, and the servers are stopped at last."""
     life, main, go_on, started = ThreadedJob(), threading.get_ident(), threading.Event(), list[int]()
