@@ -19,7 +19,7 @@ from statecore.wire import digest
 from tests.gym_like import Chatter, Counter, gym_counter
 from tests.scenario_fleet import commit, parts, run_body
 from tests.served_kinds import Fleet, run, settle
-from tests.test_refused_callers import Job, increments, with_job
+from tests.test_refused_callers import Job, adds_five, increments, with_job
 from tests.whole_job import Turnstile, WholeJob
 from tests.whole_job import run as run_job
 
@@ -33,15 +33,8 @@ def test_an_agent_that_was_refused_after_a_broken_connection_stands(fault: Fault
     """
     go_on = trio.Event()
 
-    async def play(tools: Peer, boundary: Callable[[], Awaitable[bool]]) -> Any:
-        said: list[int] = []
-        await go_on.wait()
-        await increments(said, tools)(5)
-        await boundary()
-        return said
-
     async def test(job: Job) -> None:
-        await job.start(play)
+        await job.start(adds_five(go_on))
         job.callers.run()
         await settle()
         await job.close_tools()

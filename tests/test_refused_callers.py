@@ -82,11 +82,8 @@ def increments(replies: list[Any], tools: Peer) -> Callable[[int], Awaitable[Non
     return increment
 
 
-def test_an_agent_that_was_refused_at_its_boundary_stands() -> None:
-    """Nothing of its turn was applied, so the checkpoint holds both at one position; then the call is sent again, and
-    applied once. Covers: I35, I92, S61.
-    """
-    go_on = trio.Event()
+def adds_five(go_on: trio.Event) -> Callable[[Peer, Callable[[], Awaitable[bool]]], Awaitable[Any]]:
+    """A loop that waits to be told, adds 5, and comes to a boundary."""
 
     async def play(tools: Peer, boundary: Callable[[], Awaitable[bool]]) -> Any:
         said: list[int] = []
@@ -95,8 +92,17 @@ def test_an_agent_that_was_refused_at_its_boundary_stands() -> None:
         await boundary()
         return said
 
+    return play
+
+
+def test_an_agent_that_was_refused_at_its_boundary_stands() -> None:
+    """Nothing of its turn was applied, so the checkpoint holds both at one position; then the call is sent again, and
+    applied once. Covers: I35, I92, S61.
+    """
+    go_on = trio.Event()
+
     async def test(job: Job) -> None:
-        await job.start(play)
+        await job.start(adds_five(go_on))
         job.callers.run()
         await settle()
         await job.close_tools()

@@ -52,7 +52,7 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=MODULE:CLASS",
         dest="classes",
-        help="the class of one of its servers, made checkpointable by you (embed-in-nemo-gym in the how-tos)",
+        help="the class of one of its servers, made checkpointable by you (docs/reference/gym-embedding.md)",
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="of the servers (default: logs/ in --checkpoints)")
 

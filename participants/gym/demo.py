@@ -40,7 +40,7 @@ from ..records.manifests import CheckpointId
 from ..records.records import AgentBoundary, AgentRecord, Disposition
 from ..serving.launcher import ProcessLauncher
 from ..serving.lifespan import StartupFailed, single
-from ..settings import Seams
+from ..settings import Seams, control_token
 from .fleet import gym_launcher
 from .transcript import Transcript
 from .upstream import Asked, Model, asked, spec
@@ -265,7 +265,7 @@ def run_demo(args: argparse.Namespace) -> int:
     try:
         version = importlib.metadata.version("nemo-gym")
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError("there is no NeMo Gym in this environment: see the how-to embed-in-nemo-gym") from None
+        raise UsageError("there is no NeMo Gym in this environment: `make gym-demo` makes one") from None
     if args.dir is not None and args.dir.exists() and any(args.dir.iterdir()):
         raise UsageError(f"--dir {args.dir} is no empty directory")
     folder = Path(tempfile.mkdtemp(prefix="statecore-gym-")) if args.dir is None else args.dir.resolve()
@@ -287,8 +287,6 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def _key(variable: str | None) -> str:
-    from ..settings import control_token
-
     if variable is None:
         return "none"
     key = control_token(variable)

@@ -120,11 +120,11 @@ def gym_launcher(
     classes: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
     lease_grace_s: float | None = None,
-    lifeline: bool = True,
 ) -> ProcessLauncher:
-    """A launcher for all servers of `config`, with checkpointing on. `root` is the root of the checkpoints.
+    """A launcher for all servers of `config`, with checkpointing on; they end when this process does.
 
-    What `environment` has is put over the environment of this process. Raises ConfigError as `servers_of` does.
+    `root` is the root of the checkpoints. What `environment` has is put over the environment of this process. Raises
+    ConfigError as `servers_of` does.
     """
     own = {
         CONFIG_VARIABLE: json.dumps(config),
@@ -141,5 +141,5 @@ def gym_launcher(
         token=token,
         ready_timeout_s=READY_TIMEOUT_S,
         stop_timeout_s=STOP_TIMEOUT_S,
-        lifeline=lifeline,
+        lifeline=True,
     )
