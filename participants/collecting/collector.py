@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from attrs import define, evolve, field, frozen, validators
+from attrs import define, field, frozen, validators
 
 from statecore.seams import Disk, on_disk
-from statecore.wire import canonical, digest, parse, structure, unstructure
+from statecore.wire import canonical, parse, structure, unstructure
 
 from ..coordination.coordinator import Coordinator
 from ..coordination.outcomes import Aborted, Batch, Published, Recovered, Restarted
@@ -64,8 +64,8 @@ class State:
     """All that is saved: whose tasks they are, how many were handed out, whose results were accepted."""
 
     tasks: str
-    cursor: int = 0
-    accepted: tuple[str, ...] = ()
+    cursor: int
+    accepted: tuple[str, ...]
 
 
 @frozen(kw_only=True)
@@ -104,17 +104,18 @@ class Collector:
     output: OutputFile
     disk: Disk
     watcher: Watcher = field(factory=Watcher)
-    state: State = field(init=False)
+    cursor: int = 0
+    _digest: str = field(init=False)  # of all tasks, made once
     _accepted: set[str] = field(factory=set)
     _writing: trio.Lock = field(factory=trio.Lock)
 
     def __attrs_post_init__(self) -> None:
-        self.state = State(digest([list(self.tasks.lines), self.tasks.repeats, self.tasks.target]))
+        self._digest = self.tasks.digest
 
     # --- what the coordinator calls
 
     async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
-        state = evolve(self.state, accepted=tuple(sorted(self._accepted)))
+        state = State(self._digest, self.cursor, tuple(sorted(self._accepted)))
         await on_disk(self.disk, self._write, directory / STATE_FILE, canonical(unstructure(state)))
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -125,13 +126,13 @@ class Collector:
     async def load(self, directory: Path) -> None:
         """InputError when the checkpoint is of other tasks; OutputError when the output lacks what it counts."""
         state = structure(parse(await on_disk(self.disk, self.disk.read, directory / STATE_FILE)), State)
-        if state.tasks != self.state.tasks:
+        if state.tasks != self._digest:
             raise InputError("the checkpoint is of other tasks, repeats or target; give it a directory of its own")
         if gone := sorted(set(state.accepted) - self.output.standing.keys()):
             lacks = f"lacks {len(gone)} results that the checkpoint counts ({gone[0]} is the first)"
             mend = "bring the file back, or begin anew with another directory of checkpoints"
             raise OutputError(f"{self.output.path} {lacks}; {mend}")
-        self.state, self._accepted = state, set(state.accepted)
+        self.cursor, self._accepted = state.cursor, set(state.accepted)
 
     async def save_result(self, result: Result) -> Result:
         async with self._writing:
@@ -165,12 +166,10 @@ class Collector:
     def take(self, most: int) -> tuple[Dispatch, ...]:
         """The next tasks that have no result yet, at most so many; the cursor is behind them. Does not wait (S40)."""
         taken: list[Dispatch] = []
-        cursor = self.state.cursor
-        while len(taken) < most and cursor < len(self.tasks):
-            if self.tasks.rollout_id(cursor) not in self.output.standing:
-                taken.append(self.tasks.dispatch(cursor))
-            cursor += 1
-        self.state = evolve(self.state, cursor=cursor)
+        while len(taken) < most and self.cursor < len(self.tasks):
+            if self.tasks.rollout_id(self.cursor) not in self.output.standing:
+                taken.append(self.tasks.dispatch(self.cursor))
+            self.cursor += 1
         return tuple(taken)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from statecore.errors import StatecoreError, WireError
-from statecore.wire import parse
+from statecore.wire import digest, parse
 
 from ..coordination.trainer import Dispatch
 
@@ -72,6 +72,11 @@ class Tasks:
         """The server that runs it."""
         target = named_target(line) or self.target
         return self.relays.get(target, target)
+
+    @property
+    def digest(self) -> str:
+        """Names these tasks; `relays` are no part of it."""
+        return digest([list(self.lines), self.repeats, self.target])
 
     @property
     def targets(self) -> tuple[str, ...]:
