@@ -21,7 +21,8 @@ import trio
 
 from participants.commands import doctor
 from participants.gym.components import AGENTS, ENVIRONMENTS, RESOURCES
-from participants.gym.fleet import CONFIG_VARIABLE, KINDS, PROCESS, READY_TIMEOUT_S, STOP_TIMEOUT_S
+from participants.gym.configuration import KINDS
+from participants.gym.fleet import CONFIG_VARIABLE, PROCESS, READY_TIMEOUT_S, STOP_TIMEOUT_S
 from participants.serving.launcher import ProcessLauncher, ServerSpec, StartupFailed
 from statecore import StatecoreError
 

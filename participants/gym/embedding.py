@@ -23,6 +23,7 @@ from ..settings import Seams, Settings, SettingsError
 from .agent import GymAgent
 from .client import recording
 from .components import Known, known_of
+from .configuration import servers_in
 from .environment import GymEnvironment, episodes_stand_still
 from .held import Held
 from .models import GymAuxiliary, GymPolicy, is_policy
@@ -156,14 +157,11 @@ def configuration(server: Any) -> Mapping[str, Any]:
 
 def addresses(config: Mapping[str, Any]) -> dict[str, str]:
     """The URL of every server that Gym's global configuration has an address for."""
-    found: dict[str, str] = {}
-    for name, entry in config.items():
-        for kind in KINDS.values():
-            implementations = entry.get(kind) if isinstance(entry, Mapping) else None
-            for server in implementations.values() if isinstance(implementations, Mapping) else ():
-                if isinstance(server, Mapping) and server.get("host") and server.get("port"):
-                    found[name] = f"http://{server['host']}:{server['port']}"
-    return found
+    return {
+        name: f"http://{server['host']}:{server['port']}"
+        for name, _, _, server in servers_in(config)
+        if isinstance(server, Mapping) and server.get("host") and server.get("port")
+    }
 
 
 def _plain(config: Any) -> Mapping[str, Any]:

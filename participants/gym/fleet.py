@@ -19,10 +19,9 @@ from attrs import frozen
 from statecore.errors import StatecoreError
 
 from ..serving.launcher import ProcessLauncher, ServerSpec
+from .configuration import KINDS, servers_in
 
 CONFIG_VARIABLE: Final = "NEMO_GYM_CONFIG_DICT"
-KINDS: Final = ("responses_api_models", "resources_servers", "responses_api_agents", "environment_servers")
-"""Kinds of servers as a configuration names them, those that are called before those that call."""
 DRIVING: Final = frozenset({"responses_api_agents", "environment_servers"})
 """Kinds that answer `/run`."""
 RELAY: Final = "legacy_agent"
@@ -71,16 +70,12 @@ def servers_of(config: Mapping[str, Any], classes: Mapping[str, str] | None = No
     """
     classes = dict(classes or {})
     found: list[GymServer] = []
-    for name, entry in config.items():
-        for kind in KINDS:
-            implementations = entry.get(kind) if isinstance(entry, Mapping) else None
-            if not isinstance(implementations, Mapping) or not implementations:
-                continue
-            if len(implementations) > 1 or any(each.name == name for each in found):
-                raise ConfigError(f"{name} is more than one server: {', '.join(implementations)}")
-            (implementation,) = implementations
-            if implementation == RELAY:
-                continue
+    names: set[str] = set()
+    for name, kind, implementation, _ in servers_in(config):
+        if name in names:
+            raise ConfigError(f"{name} is more than one server: {kind}/{implementation} is another")
+        names.add(name)
+        if implementation != RELAY:
             found.append(GymServer(name, kind, classes.pop(name, f"{kind}/{implementation}")))
     if classes:
         raise ConfigError(f"a class is given for {', '.join(sorted(classes))}, which is no server of the configuration")
@@ -91,13 +86,11 @@ def servers_of(config: Mapping[str, Any], classes: Mapping[str, str] | None = No
 
 def relays_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The environment servers that only relay to an agent, and which agent each relays to."""
-    found: dict[str, str] = {}
-    for name, entry in config.items():
-        servers = entry.get("environment_servers") if isinstance(entry, Mapping) else None
-        relay = servers.get(RELAY) if isinstance(servers, Mapping) else None
-        if isinstance(relay, Mapping):
-            found[name] = relay["agent_server"]["name"]
-    return found
+    return {
+        name: said["agent_server"]["name"]
+        for name, _, implementation, said in servers_in(config)
+        if implementation == RELAY
+    }
 
 
 def addressed(config: Mapping[str, Any], urls: Mapping[str, str]) -> dict[str, Any]:
