@@ -13,7 +13,12 @@ rm -rf "$dest"
 # Gym declares a newer patch of Python than its servers need.
 "$dest/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "nemo-gym==$version"
 "$dest/bin/python" -m pip install --quiet --no-deps --editable "$here"
-# Gym asks for the version of Ray when it is imported, and for nothing else of it unless a server starts Ray.
-site=$("$dest/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-mkdir -p "$site/ray-0+absent.dist-info"
-printf 'Metadata-Version: 2.1\nName: ray\nVersion: 0+absent\n' > "$site/ray-0+absent.dist-info/METADATA"
+# Gym asks for the version of Ray when it is imported, and for nothing else of it unless a server starts Ray; before 0.7 it
+# imports Ray itself.
+if [ "$(printf '%s\n' 0.7 "$version" | sort -V | head -1)" = 0.7 ]; then
+    site=$("$dest/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    mkdir -p "$site/ray-0+absent.dist-info"
+    printf 'Metadata-Version: 2.1\nName: ray\nVersion: 0+absent\n' > "$site/ray-0+absent.dist-info/METADATA"
+else
+    "$dest/bin/python" -m pip install --quiet ray
+fi

@@ -115,8 +115,9 @@ def configuration(names: Iterable[str], upstream: str) -> dict[str, Any]:
 class Fleet:
     """Servers by name, with a scripted upstream that lives as long as the fleet; `start` and `stop` as a launcher's.
 
-    `plain` names the servers that run as Gym made them. `overrides` is added to a server's configuration, by name;
-    `settings` to the environment of all. `root` is the checkpoint root and must be there.
+    `plain` names the servers that run as Gym made them, `classes` the class (``module:Class``) that is embedded instead
+    of the component's own, by server. `overrides` is added to a server's configuration, by name; `settings` to the
+    environment of all. `root` is the checkpoint root and must be there.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Fleet:
         folder: Path,
         *,
         plain: Iterable[str] = (),
+        classes: Mapping[str, str] | None = None,
         enabled: bool = True,
         delay_s: float = 0.02,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
@@ -135,6 +137,7 @@ class Fleet:
         self.root = folder / "root"
         self.root.mkdir(exist_ok=True)
         self.plain = frozenset(plain)
+        self.classes = dict(classes or {})
         self.enabled = enabled
         self.delay_s = delay_s
         self.overrides = dict(overrides or {})
@@ -221,7 +224,8 @@ class Fleet:
         elif name in self.plain:
             command = [sys.executable, str(SITE / component.kind / component.impl / "app.py")]
         else:
-            command = [sys.executable, "-m", "statecore.cli", "gym", "serve", f"{component.kind}/{component.impl}"]
+            served = self.classes.get(name, f"{component.kind}/{component.impl}")
+            command = [sys.executable, "-m", "statecore.cli", "gym", "serve", served]
         self.processes[name] = self._spawn(name, command, environ | self.settings)
 
     def wait(self, name: str) -> None:

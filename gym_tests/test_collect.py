@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gym_tests import collect_kills
 
+from .fleet import free_ports
+
 HANG_S = 400.0  # a bound on what would hang for ever, not a speed
 
 
@@ -45,10 +47,10 @@ def test_a_collection_checkpoints_and_stops_by_signals_and_the_same_command_goes
     assert {row["reward"] for row in rows} == {1.0}
 
 
-def test_the_demo_on_gym_servers_ends_with_nothing_redone() -> None:
-    """Everything is killed; the last line is the verdict, and the exit code says the same."""
+def last_line_of_the_demo(*options: str) -> str:
+    """It ended well, and held turns that were none of them run again."""
     done = subprocess.run(
-        [sys.executable, "-m", "statecore.cli", "gym", "demo", "--rollouts", "6"],
+        [sys.executable, "-m", "statecore.cli", "gym", "demo", "--rollouts", "6", *options],
         capture_output=True,
         text=True,
         timeout=3 * HANG_S,
@@ -58,4 +60,26 @@ def test_the_demo_on_gym_servers_ends_with_nothing_redone() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert last.startswith("held turns run again: 0 of ")
     assert not last.startswith("held turns run again: 0 of 0;")
-    assert last.endswith("all equal the undisturbed run")
+    return last
+
+
+def test_the_demo_on_gym_servers_ends_with_nothing_redone() -> None:
+    """Everything is killed; the last line is the verdict, and the exit code says the same."""
+    assert last_line_of_the_demo().endswith("all equal the undisturbed run")
+
+
+def test_the_demo_takes_a_model_behind_a_url(tmp_path: Path) -> None:
+    """`--upstream` is any model that speaks the Responses API, here one in a process of its own: it is asked for the
+    turns, and since a real one need not say the same twice, nothing is compared.
+    """
+    (port,) = free_ports(1)
+    log = tmp_path / "model.jsonl"
+    log.touch()
+    model = subprocess.Popen([sys.executable, "-m", "gym_tests.upstream", str(port), str(log)])
+    try:
+        last = last_line_of_the_demo("--upstream", f"http://127.0.0.1:{port}/v1", "--model", "any")
+    finally:
+        model.kill()
+        model.wait()
+    assert "results lost: 0; doubled: 0; not compared" in last
+    assert len(log.read_text().splitlines()) >= 6

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,32 @@ def rewritten(tmp_path: Path, version: str) -> Path:
     path = tmp_path / "root" / str(schema_1.NAME) / "checkpoint.json"
     path.write_text(path.read_text().replace('"schema_version": 1', f'"schema_version": {version}'))
     return path
+
+
+def test_a_checkpoint_is_read_without_this_library(tmp_path: Path) -> None:
+    """The script of the how-to, run by a Python that sees no other package: what each rollout has, and a damaged file by
+    name.
+    """
+    page = Path(__file__).parent.parent / "docs/how-to/read-a-checkpoint.md"
+    (text,) = re.findall(r"<!-- file: read_checkpoint.py -->\n```python\n(.*?)\n```", page.read_text(), re.DOTALL)
+    script, copy = tmp_path / "read_checkpoint.py", tmp_path / "ck"
+    script.write_text(text, encoding="utf-8")
+    shutil.copytree(STORED / "schema-1" / str(schema_1.NAME), copy)
+
+    def read() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-I", "-S", str(script), str(copy)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert read().stdout.splitlines() == [
+        "run-0007 attempt 1: continue (all parts agree)",
+        "  boundaries 2",
+        '  tools after 2 changes {"value": 5, "random": 170141183460469231731687303715884105729}',
+        "run-0008 attempt 0: completed (its result is in the ledger)",
+        '  result {"reward": 1.0, "output": "4"}',
+        "run-0009 attempt 2: fresh (restart: tools cannot export it)",
+        "run-0010 attempt 0: queued (never started)",
+    ]
+    (records,) = (copy / "gym/resources/tools").glob("records-*.jsonl")
+    records.write_bytes(records.read_bytes().replace(b"5", b"6", 1))
+    done = read()
+    assert (done.returncode, done.stderr) == (1, f"{records} is damaged\n")
