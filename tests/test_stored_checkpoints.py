@@ -119,8 +119,8 @@ def rewritten(tmp_path: Path, version: str) -> Path:
 
 
 def test_a_checkpoint_is_read_without_this_library(tmp_path: Path) -> None:
-    """The script of the how-to, run by a Python that sees no other package: what each rollout has, and a damaged file by
-    name.
+    """The script of the how-to, run by a Python that sees no other package: what each rollout has, and a damaged file
+    by name.
     """
     page = Path(__file__).parent.parent / "docs/how-to/read-a-checkpoint.md"
     (text,) = re.findall(r"<!-- file: read_checkpoint.py -->\n```python\n(.*?)\n```", page.read_text(), re.DOTALL)
