@@ -14,11 +14,11 @@ rm -rf "$dest"
 "$dest/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "nemo-gym==$version"
 "$dest/bin/python" -m pip install --quiet --no-deps --editable "$here"
 # Gym asks for the version of Ray when it is imported, and for nothing else of it unless a server starts Ray; before 0.7 it
-# imports Ray itself.
+# imports Ray itself, and before 0.5 what draws profiles too.
 if [ "$(printf '%s\n' 0.7 "$version" | sort -V | head -1)" = 0.7 ]; then
     site=$("$dest/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     mkdir -p "$site/ray-0+absent.dist-info"
     printf 'Metadata-Version: 2.1\nName: ray\nVersion: 0+absent\n' > "$site/ray-0+absent.dist-info/METADATA"
 else
-    "$dest/bin/python" -m pip install --quiet ray
+    "$dest/bin/python" -m pip install --quiet ray gprof2dot pydot
 fi

@@ -31,7 +31,8 @@ AGAIN: Final = """
 Written by `python -m gym_tests.compatibility` in an environment with that version of Gym (`GYM_VERSION=0.6.0 bash
 .ci/gym_env.sh DEST PYTHON` makes one), which adds its answers to `docs/generators/gym_compatibility.json`; `make docs`
 makes this page of it. That a component starts and says *continued* is what this page shows. That its rollouts do
-continue is shown on real servers, for 0.7.0, by `make test-gym` ([NeMo Gym servers](gym-embedding.md)).
+continue is shown on real servers, for 0.7.0, by `make test-gym` ([NeMo Gym servers](gym-embedding.md)); in older
+versions it was not tried. Before 0.7 every server of Gym starts Ray, or joins the one that the configuration names.
 """
 NEVER: Final = """
 Every other component was never tried. Embedded, its rollouts start over and hold up no checkpoint, unless whoever
