@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill models mutations lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
@@ -30,6 +30,7 @@ help:
 	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
 	@echo "make models       the large models too, explored to the end (minutes)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
+	@echo "make mutate-cells breaks every cell of every table, and asks which suite notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make format       lets ruff order the imports and mend what it can"
 	@echo "make bench        all that is measured (ARGS=--short for a quick look)"
@@ -68,6 +69,10 @@ models: $(READY)
 
 mutations: $(READY)
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+# make mutate-cells ARGS="gate handoff" takes some of the tables.
+mutate-cells: $(READY)
+	@$(BIN)/python -m tests.cell_mutations $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

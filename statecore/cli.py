@@ -1,8 +1,9 @@
 """The `statecore` command: finds its subcommands by the entry-point group `statecore.commands`.
 
 An entry is a function `register(subparsers)` that adds a parser and sets `run`, a function of the parsed arguments that
-returns the exit code. Two are built in: `check` explores worlds, `diagram` draws tables. A command whose code cannot be
-imported is listed, and says why when it is called; where an optional extra brings what is missing, it names the extra.
+returns the exit code. Three are built in: `check` explores worlds, `diagram` draws tables, `mutate` breaks them.
+A command whose code cannot be imported is listed, and says why when it is called; where an optional extra brings what
+is missing, it names the extra.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .explore import Engine, Progress, Verdict
 from .findings import CTRL_C
 from .machine import Table
 from .mistakes import told
+from .mutate import register as _register_mutate
 from .report import Report, check
 from .retrace import written_test
 from .sequence import sequence
@@ -51,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _register_check(commands)
     _register_diagram(commands)
+    _register_mutate(commands)
     for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         _register(commands, entry)
     args, rest = parser.parse_known_args(argv)

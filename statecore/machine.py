@@ -102,6 +102,11 @@ class Table(Declaration[S], Generic[S, D]):
             state: {event: _compile(cell) for event, cell in row.items()} for state, row in self.cells.items()
         }
 
+    def _put(self, state: S, event: type, cell: Cell) -> None:
+        """The table has this cell from now on, unchecked: only for `statecore.mutation`, which puts its own back."""
+        self.cells[state][event] = cell
+        self._ops[state][event] = _compile(cell)
+
     def __repr__(self) -> str:
         return f"<Table {self.name}: {len(self.states)} states, {len(self.events)} events>"
 

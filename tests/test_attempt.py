@@ -53,7 +53,7 @@ def test_never_both_completed_and_resumable() -> None:
     assert code(after(*RUNNING, Parked()), Completed()) == "parked"
     assert code(after(*COMMITTED), Completed()) == "parked"
     completed = after(*RUNNING, Completed())
-    for event in (Parked(), PartWritten(), Restored(), Dispatched()):
+    for event in (Parked(), PartWritten(), Restored(), Dispatched(), TurnedAway()):
         assert code(completed, event) == "already_completed"
     assert not completed.state.resumable
 
@@ -76,6 +76,30 @@ def test_a_repeated_run_moves_nothing() -> None:
     """It joins the one execution: running stays running, what stands at a boundary stands on. Covers: I10, I24"""
     for machine in (after(*RUNNING), after(*RUNNING, Parked()), after(*COMMITTED)):
         assert ATTEMPT.step(machine, Dispatched())[0].state is machine.state
+
+
+def test_what_comes_again_moves_nothing() -> None:
+    """Standing at a boundary, being written, and the opening of a server twice; a late refusal of its `/run`, and an
+    opening for what does not stand. Covers: I15
+    """
+    for machine, events in {
+        after(): (TurnedAway(), Released()),
+        after(*RUNNING): (Released(),),
+        after(*RUNNING, Parked()): (TurnedAway(), Parked()),
+        after(*COMMITTED): (TurnedAway(), Parked(), PartWritten()),
+        after(*RUNNING, Completed()): (Released(), Completed()),
+    }.items():
+        for event in events:
+            assert ATTEMPT.step(machine, event)[0].state is machine.state, event
+
+
+def test_what_has_not_happened_is_not_taken() -> None:
+    """A boundary, a part or a result of what does not run, a part of what does not stand, a restore of what runs."""
+    for event in (Parked(), PartWritten(), Completed()):
+        assert code(after(), event) == "not_started"
+    assert code(after(*RUNNING), PartWritten()) == "not_parked"
+    for events in (RUNNING, (*RUNNING, Parked()), COMMITTED):
+        assert code(after(*events), Restored()) == "already_started"
 
 
 def test_turned_away_is_sent_again_under_the_same_number() -> None:
@@ -103,7 +127,7 @@ def test_a_claim_that_was_turned_away_leaves_a_continuation() -> None:
 
 def test_i06_a_tombstoned_attempt_does_nothing_any_more() -> None:
     """Every request of it is stale; opening a server and retiring it again are no requests. Covers: I6, I7"""
-    for events in ((), RUNNING, COMMITTED, (Restored(),)):
+    for events in ((), RUNNING, (*RUNNING, Parked()), COMMITTED, (Restored(),)):
         dead = after(*events, Tombstoned())
         assert dead.state is AttemptState.TOMBSTONED
         for event in (Dispatched(), TurnedAway(), Restored(), Parked(), PartWritten(), Completed()):

@@ -111,6 +111,18 @@ def test_one_checkpoint_is_open_at_a_time(machine: Machine) -> None:
         assert code(machine, call(kind, "other")) == "checkpoint_conflict"
 
 
+def test_another_id_does_not_get_the_answer_of_the_one_that_is_open() -> None:
+    """Not even with the very arguments of what is committed, or restored. Covers: I13"""
+    assert code(COMMITTED, call(CommitRequested, "ck-2", arguments="here")) == "checkpoint_conflict"
+    assert code(RESTORED, call(RestoreRequested, "rs-2", arguments="here")) == "checkpoint_conflict"
+
+
+def test_an_ended_id_is_answered_while_another_one_is_read() -> None:
+    """A resume that comes again is answered as before and stops no restore. Covers: I15"""
+    reading = after(IDLE, call(ResumeRequested, "ck-1"), call(RestoreRequested, "rs-1", arguments="here"))
+    assert PARTICIPANT.step(reading, call(ResumeRequested, "ck-1")) == (reading, (Reopened(idempotent=True),))
+
+
 @pytest.mark.parametrize("how", [call(ResumeRequested), LeaseExpired("ck-1")], ids=["resume", "lease"])
 @each_open
 def test_an_ended_id_never_acts_again(machine: Machine, how: Any) -> None:

@@ -85,10 +85,45 @@ def test_what_is_parked_neither_steps_nor_ends() -> None:
 
 
 def test_one_step_at_a_time() -> None:
-    """A second step inside a step is refused, and so is the end of a step that never began."""
-    for begin in (WaitBegan(), ReplayBegan()):
-        assert code(after(begin), WaitBegan()) == code(after(begin), ReplayBegan()) == "in_step"
-    assert code(after(), StepEnded()) == "no_step"
+    """A second step inside a step is refused, and so is a boundary, and the end of a step that never began."""
+    for events in ((WaitBegan(),), (ReplayBegan(),), (ReplayBegan(), ReplyHeld())):
+        for event in (WaitBegan(), ReplayBegan(), Parked()):
+            assert code(after(*events), event) == "in_step"
+    assert code(after(), StepEnded()) == code(after(), ReplyHeld()) == "no_step"
+    assert after(ReplayBegan(), StepEnded()).state is after(WaitBegan(), StepEnded()).state is EpisodeState.RUNNING
+
+
+STANDING = {
+    "running": (),
+    "waiting": (WaitBegan(),),
+    "replayable": (ReplayBegan(),),
+    "holding": (ReplayBegan(), ReplyHeld()),
+    "parked": (Parked(),),
+}
+
+
+@pytest.mark.parametrize("events", STANDING.values(), ids=STANDING.keys())
+def test_an_episode_is_retired_wherever_it_stands(events: tuple[Any, ...]) -> None:
+    """Nothing protects it from that. Covers: I6"""
+    assert after(*events, Retired()).state is EpisodeState.TOMBSTONED
+
+
+@pytest.mark.parametrize("events", [(), (WaitBegan(),), (ReplayBegan(),)], ids=["running", "waiting", "replayable"])
+def test_an_episode_may_end_where_it_moves(events: tuple[Any, ...]) -> None:
+    """Between two steps, and inside of one: its handler has given up."""
+    assert after(*events, EpisodeEnded()).state is EpisodeState.ENDED
+
+
+def test_what_comes_again_moves_no_episode() -> None:
+    """A reply that is held twice, a boundary twice, and an opening for what does not stand. Covers: I15"""
+    for machine, event in {
+        after(ReplayBegan(), ReplyHeld()): ReplyHeld(),
+        after(Parked()): Parked(),
+        after(): Released(),
+        after(WaitBegan()): Released(),
+        after(ReplayBegan()): Released(),
+    }.items():
+        assert EPISODE_STEP.step(machine, event)[0] == machine, event
 
 
 def test_an_ended_or_retired_episode_does_nothing_any_more() -> None:
