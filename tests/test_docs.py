@@ -189,7 +189,7 @@ def code_lines(text: str) -> Iterator[str]:
 def test_the_commands_that_are_named_exist() -> None:
     """`make X` is a target, `statecore X` a command, wherever the documentation says so."""
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
-    commands = {"check", "diagram"} | set(project["entry-points"]["statecore.commands"])
+    commands = {"check", "diagram", "mutate"} | set(project["entry-points"]["statecore.commands"])
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     for page in PAGES:
         for line in code_lines(read(page)):
