@@ -15,6 +15,7 @@ from attrs import evolve, field, fields, frozen
 
 from statecore import StatecoreError
 from statecore.errors import WireError
+from statecore.journal import Journal
 from statecore.seams import Clock, Disk, Entropy, SystemClock, SystemDisk, SystemEntropy
 from statecore.wire import parse
 
@@ -30,12 +31,16 @@ class SettingsError(StatecoreError):
 
 @frozen
 class Seams:
-    """What a server or a coordinator reaches the world through; tests hand in their own."""
+    """What a server or a coordinator reaches the world through; tests hand in their own.
+
+    With a `journal` every step of their machines is a line of it.
+    """
 
     clock: Clock = field(factory=SystemClock)
     disk: Disk = field(factory=SystemDisk)
     entropy: Entropy = field(factory=SystemEntropy)
     telemetry: Telemetry = field(factory=installed_telemetry)
+    journal: Journal | None = None
 
 
 @frozen(kw_only=True)

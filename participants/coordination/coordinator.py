@@ -102,7 +102,7 @@ class Coordinator:
                 "a coordinator needs the control token: give token=, or set NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"
             )
         self._make_transport = transport
-        self._journal = journal
+        self._journal = journal or self.seams.journal
         self._clients = AsyncExitStack()
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
@@ -240,7 +240,8 @@ class Coordinator:
             plan = await self._plan(life, begun.checkpoint)
         known = begun.checkpoint
         registry, ledger = (known.registry, known.ledger) if known is not None else ((), ())
-        life.note(recovered(registry, ledger, plan.verdicts))  # what is saved is known before anything is acknowledged
+        known_now = recovered(registry, ledger, plan.verdicts, journaled=life.journaled)
+        life.note(known_now)  # what is saved is known before anything is acknowledged
         return plan
 
     def _tell(self, verdicts: Iterable[Verdict], overtaken: Iterable[str]) -> None:

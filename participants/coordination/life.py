@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 import trio
-from attrs import define, field, frozen, validators
+from attrs import define, evolve, field, frozen, validators
 
 from statecore.errors import StatecoreError
 from statecore.journal import Journal
@@ -22,6 +22,7 @@ from statecore.seams import on_disk
 from statecore.wire import structure
 
 from ..files.store import Store
+from ..journals.recorder import StepRecorder
 from ..machines.fencing import own_id
 from ..net.client import ControlError, Retries
 from ..records.manifests import CheckpointId
@@ -38,6 +39,9 @@ from .trainer import Trainer
 log = logging.getLogger("statecore.coordinator")
 
 T = TypeVar("T")
+
+COORDINATOR: Final = "coordinator"
+"""The process that a coordinator's lines in a journal name."""
 
 
 @frozen(kw_only=True)
@@ -155,11 +159,12 @@ class Life:
     data_client: httpx.AsyncClient
     journal: Journal | None = None
     deployment: Deployment = field(factory=lambda: Deployment({}, ()))
-    ledger: Ledger = field(factory=Ledger)
+    ledger: Ledger = field(init=False)
     door: Door = field(factory=Door)
     up: Door = field(factory=Door)
     serving: Serving = field(factory=Serving)
     detector: FailureDetector = field(init=False)
+    steps: StepRecorder = field(init=False)
     stopped: trio.Event = field(factory=trio.Event)
     hooks: trio.Lock = field(factory=trio.Lock)
     housekeeping: Housekeeping = field(factory=Housekeeping)
@@ -169,6 +174,19 @@ class Life:
     _sequence: int = 0
     _changed: trio.Event = field(factory=trio.Event)
     _no_results: set[str] = field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        first = self.epoch
+        self.steps = StepRecorder(
+            self.journal,
+            lambda: {"process": COORDINATOR, "incarnation": f"life-{first}", "epoch": self.epoch},
+        )
+        self.ledger = Ledger(made=() if self.journaled else None)
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the steps of this life are written down."""
+        return self.journal is not None
 
     def next_id(self, kind: str) -> str:
         """A checkpoint id (`ck`) or restore id (`rs`) that is higher than every one before (I14)."""
@@ -203,11 +221,15 @@ class Life:
             every_s=self.settings.probe_every_s,
             misses=self.settings.probe_misses,
             launcher=launcher,
-            record=self.record,
+            steps=self.steps,
         )
 
     def note(self, ledger: Ledger) -> None:
         """The ledger is `ledger` now, and whoever waits for a change of it looks again."""
+        if ledger.made:
+            for made in ledger.made:
+                self.steps.write(made)
+            ledger = evolve(ledger, made=())
         self.ledger = ledger
         self._changed.set()
         self._changed = trio.Event()
@@ -219,11 +241,6 @@ class Life:
     async def disk(self, work: Callable[[], T]) -> T:
         """What `work` returns; it may block on the disk."""
         return await on_disk(self.seams.disk, work)
-
-    def record(self, machine: str, state: object, event: object, after: object, **ids: Any) -> None:
-        """One line in the journal, if there is one; every line carries the epoch."""
-        if self.journal is not None:
-            self.journal.record(machine, state, event, after, {"epoch": self.epoch, **ids})
 
     async def tidy(self, checkpoint_id: str) -> None:
         """The servers keep nothing of rollouts that are saved (I75); what fails is tried after the next checkpoint."""

@@ -19,6 +19,7 @@ from statecore import Snapshot, StatecoreError
 from statecore.wire import parse, sha256_hex, structure, unstructure
 
 from ..identity import EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.attempt import (
     ATTEMPT,
     AttemptState,
@@ -135,9 +136,10 @@ class LiveSession:
     reason: str = ""
     activity: Activity | None = None
     machine: Snapshot[AttemptState, bool] = field(factory=ATTEMPT.start)
+    steps: StepRecorder = UNRECORDED
 
     def step(self, event: object) -> None:
-        self.machine, _ = ATTEMPT.step(self.machine, event)
+        self.machine, _ = self.steps.step(ATTEMPT, self.machine, event, self.episode, session=self.key)
 
     @property
     def answered(self) -> int:

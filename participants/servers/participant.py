@@ -22,6 +22,7 @@ from statecore.wire import digest, encode, parse
 
 from ..files.snapshots import read_part, resolve_below
 from ..identity import EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.control import (
     PARTICIPANT,
     AnswerAgain,
@@ -77,6 +78,7 @@ class Participant:
         admission: Admission,
         fences: Fences,
         incarnation: str,
+        steps: StepRecorder = UNRECORDED,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -85,6 +87,7 @@ class Participant:
         self.admission = admission
         self.fences = fences
         self.incarnation = incarnation
+        self._steps = steps
         self._machine = new_process(
             self.incarnation,
             epoch=settings.epoch,
@@ -228,15 +231,16 @@ class Participant:
         arguments = _arguments(call.checkpoint_dir, call.episode_ids)
         async with self._turn(call.deadline_ts):
             requested = CommitRequested(**address, arguments=arguments)
-            _, effects = PARTICIPANT.step(self._machine, requested)
+            effects = self._ask(requested)
             again = next((effect for effect in effects if isinstance(effect, AnswerAgain)), None)
             if again is not None:
+                self._step(requested)
                 return _json(again.reply)
             self._check_commit(scope)
             directory = await self._below_root(call.checkpoint_dir)
-            after, effects = PARTICIPANT.step(self._machine, requested)  # again: the lease may have ended meanwhile
+            self._ask(requested)  # again: the lease may have ended meanwhile
             self.part.check_scope(scope)
-            self._machine = after  # from here on directory and scope are pinned
+            effects = self._step(requested)  # from here on directory and scope are pinned
             self._settle_effects(effect for effect in effects if isinstance(effect, ArmLease))
             assert self._group is not None, "the server's lifespan has not run"
             write = self._writer.begin(
@@ -322,7 +326,7 @@ class Participant:
             raise Refused(
                 "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
             )
-        PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
+        self._ask(PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
         return self.part.install(staged, scope)
 
     def _read_files(self, directory: Path, scope: frozenset[EpisodeId]) -> RecordsPart:
@@ -362,8 +366,12 @@ class Participant:
     # --- steps and what they owe
 
     def _step(self, event: object) -> Sequence[object]:
-        self._machine, effects = PARTICIPANT.step(self._machine, event)
+        self._machine, effects = self._steps.step(PARTICIPANT, self._machine, event, **_about(event))
         return effects
+
+    def _ask(self, event: object) -> Sequence[object]:
+        """What a step would owe, which is not made."""
+        return self._steps.ask(PARTICIPANT, self._machine, event, **_about(event))
 
     def _perform(self, effects: Iterable[object]) -> Json | None:
         """The effects happened in order; the reply that they hold, if any."""
@@ -443,6 +451,11 @@ class _Turn:
 
     async def __aexit__(self, *_error: object) -> None:
         self._lock.release()
+
+
+def _about(event: object) -> Json:
+    """Which checkpoint an event of the participant is about; only one that broke is about none."""
+    return {"checkpoint_id": getattr(event, "checkpoint_id", None)}
 
 
 def _arguments(directory: str, episodes: Sequence[EpisodeId] | None) -> str:

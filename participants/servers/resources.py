@@ -337,7 +337,7 @@ class Resources(Server, Generic[S]):
             return known
         self.check_may_seed(request, episode)
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
-        session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
+        session = Session(self.seams.entropy.token_hex(16), episode, state, machine, self.steps)
         session.step(event)
         if self.settings.enabled:
             session.seeded = Operation(operation_id, encode_body(reply).decode())  # as the response has it
@@ -562,7 +562,7 @@ class Resources(Server, Generic[S]):
     def install(self, staged: Sequence[Staged[S]], scope: frozenset[EpisodeId]) -> Sequence[str]:
         for each in staged:
             machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
-            session = Session(each.session_id, each.episode, each.state, machine)
+            session = Session(each.session_id, each.episode, each.state, machine, self.steps)
             session.step(Installed(each.position, each.operations))
             self._book.add(session)
         for episode in scope:
