@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import trio
@@ -22,6 +22,7 @@ from statecore.seams import on_disk
 from statecore.wire import structure
 
 from ..files.store import Store
+from ..journals.observers import COORDINATOR
 from ..journals.recorder import StepRecorder
 from ..machines.fencing import own_id
 from ..net.client import ControlError, Retries
@@ -39,9 +40,6 @@ from .trainer import Trainer
 log = logging.getLogger("statecore.coordinator")
 
 T = TypeVar("T")
-
-COORDINATOR: Final = "coordinator"
-"""The process that a coordinator's lines in a journal name."""
 
 
 @frozen(kw_only=True)
@@ -157,6 +155,7 @@ class Life:
     settings: CoordinatorSettings
     seams: Seams
     data_client: httpx.AsyncClient
+    incarnation: str = ""
     journal: Journal | None = None
     deployment: Deployment = field(factory=lambda: Deployment({}, ()))
     ledger: Ledger = field(init=False)
@@ -176,10 +175,9 @@ class Life:
     _no_results: set[str] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
-        first = self.epoch
         self.steps = StepRecorder(
             self.journal,
-            lambda: {"process": COORDINATOR, "incarnation": f"life-{first}", "epoch": self.epoch},
+            lambda: {"process": COORDINATOR, "incarnation": self.incarnation, "epoch": self.epoch},
         )
         self.ledger = Ledger(made=() if self.journaled else None)
 

@@ -88,6 +88,13 @@ class StepRecorder:
                 self._write(table, before, event, before, episode, ids, refused.code)
             raise
 
+    def state(self) -> dict[str, Any]:
+        """How its journal stands, as a status reply tells it; nothing without one."""
+        if self.journal is None:
+            return {}
+        state = self.journal.state()
+        return {"journal": {**state, "lost": state["lost"] + self.unwritten}}
+
     def write(self, made: Made) -> None:
         """A step that was made before is on record."""
         if self.journal is not None:

@@ -139,7 +139,10 @@ class LiveSession:
     steps: StepRecorder = UNRECORDED
 
     def step(self, event: object) -> None:
-        self.machine, _ = self.steps.step(ATTEMPT, self.machine, event, self.episode, session=self.key)
+        boundary = None if self.boundary is None else self.boundary.index
+        self.machine, _ = self.steps.step(
+            ATTEMPT, self.machine, event, self.episode, session=self.key, boundary=boundary, restart=self.restart
+        )
 
     @property
     def answered(self) -> int:

@@ -158,7 +158,7 @@ class Participant:
             "lease_expires_at": self.control.lease_until,
             "retired_rollouts": len(self.fences.retired),
             "report": self.report_json(),
-        } | self.part.status()
+        } | self._steps.state() | self.part.status()
 
     # --- the verbs
 

@@ -16,6 +16,7 @@ import anyio.abc
 import httpx
 
 from statecore import DefinitionError, Refused
+from statecore.seams import on_disk
 
 from ..identity import EpisodeId
 from ..journals.recorder import StepRecorder
@@ -62,7 +63,8 @@ class Server(ABC):
         self.fences = Fences()
         self.incarnation = self.seams.entropy.token_hex(16)  # this process, in every reply
         self.participant: Participant | None = None
-        self.steps = StepRecorder(self.seams.journal if settings.enabled else None, self._journal_ids)
+        self._files = settings.journal_of(f"{name}-{self.incarnation}", self.seams) if settings.enabled else None
+        self.steps = StepRecorder(self._files or (self.seams.journal if settings.enabled else None), self._journal_ids)
         self.admission = Admission(
             settings.max_held,
             closed=settings.enabled and settings.epoch_required,
@@ -104,6 +106,11 @@ class Server(ABC):
             yield
         finally:
             telemetry.record(HOLD_SECONDS, self.seams.clock.monotonic() - began, {SERVER: self.name})
+
+    async def stopped(self) -> None:
+        """Nothing is served any more: its journal, if it keeps one in files, is whole."""
+        if self._files is not None:
+            await on_disk(self.seams.disk, self._files.close)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """`app` behind the control plane; `app` itself when checkpointing is off."""

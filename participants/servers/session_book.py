@@ -55,7 +55,13 @@ class Session(Generic[S]):
         return is_there and self.seeded is not None and self.seeded.operation_id == operation_id
 
     def step(self, event: object) -> None:
-        self.machine, _ = self.steps.step(RESOURCE_SESSION, self.machine, event, self.episode, session=self.session_id)
+        position = self.machine.data.position
+        self.machine, _ = self.steps.step(
+            RESOURCE_SESSION, self.machine, event, self.episode,
+            session=self.session_id,
+            revision=None if position is None else position.revision,
+            operation=getattr(event, "operation_id", None),
+        )  # fmt: skip
 
 
 class SessionBook(Generic[S]):
