@@ -10,12 +10,16 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from attrs import define, field, frozen
 
 from statecore import JournalError
 from statecore.journal import Line, read_line
+from statecore.seams import Disk
+
+from .files import SUFFIX
 
 _NUMBERED: Final = re.compile(r"(.+)\.([0-9]{6,})\.jsonl\Z")
 
@@ -71,6 +75,14 @@ class Series:
     def missing(self) -> int:
         """How many of its lines are not there, as far as their numbers tell."""
         return sum(each.missing for each in self.entries)
+
+
+def files_in(disk: Disk, directory: Path) -> dict[str, bytes]:
+    """The journals in this directory, by path; none if it is not there."""
+    if disk.kind(directory) != "dir":
+        return {}
+    names = [name for name in disk.listdir(directory) if name.endswith(SUFFIX)]
+    return {str(directory / name): disk.read(directory / name) for name in names}
 
 
 def series_of(files: Mapping[str, bytes]) -> list[Series]:
