@@ -20,6 +20,7 @@ from participants.demo.servers import JOURNALS, MODULES, STEPS
 from participants.demo.worlds import CHECKPOINTS
 from participants.files.store import Store
 from participants.identity import EPOCH_HEADER
+from participants.journals.observers import COORDINATOR
 from participants.journals.reading import files_in
 from participants.journals.replaying import replayed
 from participants.net.client import CONTROL_PREFIX
@@ -65,9 +66,9 @@ def examine(home: Path, lives: int, expected: Mapping[str, Any]) -> tuple[str, .
 def of_steps(home: Path) -> Iterator[str]:
     """What the processes wrote down of their machines' steps is allowed, and there is something of every server."""
     disk = SystemDisk()
-    done = replayed(files_in(disk, home / STEPS) | files_in(disk, home))
+    done = replayed(files_in(disk, home / STEPS) | files_in(disk, home, COORDINATOR))
     yield from (f"a step that is not allowed: {finding}" for finding in done.findings)
-    silent = {"coordinator", *MODULES} - {"judge"} - {name for name, _ in done.processes}
+    silent = {COORDINATOR, *MODULES} - {"judge"} - {name for name, _ in done.processes}
     if silent:
         yield f"nothing was written down by {', '.join(sorted(silent))}"
 

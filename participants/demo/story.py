@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from statecore.seams import on_disk
 
 from ..commands.console import count
+from ..journals.observers import COORDINATOR
 from ..journals.reading import files_in
 from ..journals.replaying import replayed
 from .counting import Held, Verdict, differences, numbers
@@ -119,16 +120,15 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     disturbed.picture.say(f"meanwhile, the same job undisturbed in servers of its own: {took:.1f} s")
 
 
-async def _ending(
-    scene: Scene, at_crash: tuple[Line, ...] | None, onward: Onward, undisturbed: DemoTrainer
-) -> Ending:
+async def _ending(scene: Scene, at_crash: tuple[Line, ...] | None, onward: Onward, undisturbed: DemoTrainer) -> Ending:
     """Everything is counted from the files. Without the lines at the crash it is all that the older servers wrote."""
     disk = scene.world.seams.disk
     lines = await on_disk(disk, read_journals, disk, scene.home / JOURNALS)
     if at_crash is None:
         at_crash = tuple(line for line in lines if line.epoch < onward.epoch)
     trainer = onward.trainer
-    steps = replayed(await on_disk(disk, lambda: files_in(disk, scene.home / STEPS) | files_in(disk, scene.home)))
+    written = await on_disk(disk, lambda: files_in(disk, scene.home / STEPS) | files_in(disk, scene.home, COORDINATOR))
+    steps = replayed(written)
     allowed = "all allowed" if steps.allowed else "NOT all allowed"
     scene.picture.say(f"steps of all machines, as written down: {steps.lines}, {allowed}")
     verdict = Verdict(

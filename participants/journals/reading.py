@@ -77,11 +77,11 @@ class Series:
         return sum(each.missing for each in self.entries)
 
 
-def files_in(disk: Disk, directory: Path) -> dict[str, bytes]:
-    """The journals in this directory, by path; none if it is not there."""
+def files_in(disk: Disk, directory: Path, process: str = "") -> dict[str, bytes]:
+    """The journals in this directory whose names begin with `process`, by path; none if it is not there."""
     if disk.kind(directory) != "dir":
         return {}
-    names = [name for name in disk.listdir(directory) if name.endswith(SUFFIX)]
+    names = [name for name in disk.listdir(directory) if name.startswith(process) and name.endswith(SUFFIX)]
     return {str(directory / name): disk.read(directory / name) for name in names}
 
 
