@@ -237,6 +237,8 @@ RELEASED = [
 ]
 LATER = line("heartbeat", "alive", "Answered", "alive", clock=60.0, **COORDINATOR)
 
+RETIRES = line("participant", "idle", "RetireRequested", "idle", retired=[["a", 1]])
+
 HISTORIES: dict[str, tuple[list[Fields], list[Fields]]] = {
     "I13": ([PREPARE, READY, WRITTEN], [PREPARE, READY, participant("prepared", "PartWritten", "committed", "ck-2")]),
     "I14": ([PREPARE, READY, RESUME], [PREPARE, READY, RESUME, PREPARE]),
@@ -249,6 +251,10 @@ HISTORIES: dict[str, tuple[list[Fields], list[Fields]]] = {
     "I6": (
         [RUNS, attempt("queued", "Dispatched", "running", attempt=2)],
         [attempt("queued", "Dispatched", "running", attempt=2), RUNS],
+    ),
+    "I8": (
+        [RETIRES, attempt("queued", "Dispatched", "running", attempt=2)],
+        [RETIRES, RUNS],
     ),
     "I33": (
         [RUNS, STANDS, attempt("parked", "Parked", "parked", boundary=4)],
@@ -285,7 +291,7 @@ HISTORIES: dict[str, tuple[list[Fields], list[Fields]]] = {
 def test_each_invariant_is_seen_to_be_broken(number: str) -> None:
     """Its observer allows the one history and finds the other, and no other observer speaks of either.
 
-    Covers: I3, I6, I13, I14, I16, I17, I24, I33, I36, I41, I54, I65, I67, I68, I96.
+    Covers: I3, I6, I8, I13, I14, I16, I17, I24, I33, I36, I41, I54, I65, I67, I68, I96.
     """
     allowed, broken = HISTORIES[number]
     assert replay_of(*allowed).findings == ()
@@ -304,6 +310,18 @@ def test_what_is_missing_breaks_no_invariant() -> None:
 
 KNOWN_ACROSS_A_GAP = {"I14", "I6", "I33", "I3", "I65", "I68", "I54", "I96"}
 """Numbers and ids that may never come back, whatever happened in between."""
+
+
+def test_ids_of_any_form_are_read() -> None:
+    """A journal is a file like any other: what stands in it may be anything, and is judged or passed over."""
+    lines = [each for _, broken in HISTORIES.values() for each in broken]
+    anything: tuple[Any, ...] = ([], [[]], [["a"]], {"x": []}, -1, 1e300, True, "", None)
+    for odd in anything:
+        strange = [{**each, "ids": dict.fromkeys(each["ids"], odd)} for each in lines]
+        assert replayed({"journal": told(strange)}).lines == len(lines)
+        for name in ("process", "retired", "attempt", "revision", "rollout_id", "epoch"):
+            one = [{**each, "ids": each["ids"] | {name: odd}} for each in lines]
+            assert replayed({"journal": told(one)}).lines == len(lines)
 
 
 # --- the command

@@ -28,6 +28,9 @@ MAY_LEAVE: Final = frozenset({"Tombstoned", "Retired"})
 ACTS: Final = frozenset({"Mutated", "Seeded", "Dispatched", "WaitBegan", "ReplayBegan", "StepEnded", "VerifyStarted"})
 
 
+BEGINS: Final = frozenset({("resource_session", "Seeded"), ("attempt", "Dispatched"), ("resource_session", "Used")})
+
+
 class Observer:
     """One invariant, by its number."""
 
@@ -210,6 +213,38 @@ class OldAttemptsAreStill(Observer):
         if attempt < highest:
             return f"attempt {attempt} of {rollout} acts ({line.event}) after attempt {highest} has"
         return None
+
+
+class RetiredStaysOver(Observer):
+    """What was retired at a server never begins there again, until its rollout is forgotten. Covers: I8.
+
+    A call that retires nothing forgets something, and a line does not say what: then all marks of the process are.
+    """
+
+    number = "I8"
+
+    def __init__(self) -> None:
+        self._marks: dict[Process, dict[Any, int]] = defaultdict(dict)
+
+    def lost(self, process: Process) -> None:
+        self._marks.pop(process, None)  # something may have been forgotten there
+
+    def see(self, entry: Entry) -> str | None:
+        line, marks = entry.line, self._marks[entry.process]
+        if line.machine == "participant" and line.event == "RetireRequested" and entry.accepted:
+            if not entry.retired:
+                marks.clear()
+            for rollout, attempt in entry.retired:
+                marks[rollout] = max(marks.get(rollout, -1), attempt)
+            return None
+        begins = (line.machine, line.event) in BEGINS and entry.accepted and line.state != line.next
+        rollout, attempt = entry.id("rollout_id"), entry.id("attempt")
+        if not begins or entry.id("process") == COORDINATOR or not isinstance(attempt, int):
+            return None
+        mark = marks.get(rollout)
+        if mark is None or attempt > mark:
+            return None
+        return f"attempt {attempt} of {rollout} begins ({line.event}) after {mark} was retired"
 
 
 class BoundariesRise(Observer):

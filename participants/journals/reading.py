@@ -56,8 +56,20 @@ class Entry:
         return self.line.refused is None
 
     def id(self, name: str) -> Any:
-        """The id of that name; None if the line has none."""
-        return self.line.ids.get(name)
+        """The id of that name, which can be looked up by; None if the line has none."""
+        value = self.line.ids.get(name)
+        return str(value) if isinstance(value, (list, dict)) else value
+
+    @property
+    def retired(self) -> list[tuple[str, int]]:
+        """The executions that a call retires, as (rollout id, attempt)."""
+        named = self.line.ids.get("retired")
+        pairs = [each for each in named if isinstance(each, list)] if isinstance(named, list) else []
+        return [(rollout, attempt) for rollout, attempt in filter(_is_execution, pairs)]
+
+
+def _is_execution(value: list[Any]) -> bool:
+    return len(value) == 2 and type(value[0]) is str and type(value[1]) is int
 
 
 @define

@@ -34,6 +34,7 @@ from .observers import (
     OldAttemptsAreStill,
     OneCheckpoint,
     OnlyResumeOpens,
+    RetiredStaysOver,
     RevisionByOne,
     StandsStill,
 )
@@ -42,9 +43,9 @@ from .reading import Entry, Place, Process, Series, merged, series_of
 MAX_FINDINGS: Final = 20
 
 OBSERVERS: Final[tuple[type[Observer], ...]] = (
-    OneCheckpoint, EndedStaysEnded, GateAgrees, OnlyResumeOpens, StandsStill, OldAttemptsAreStill, BoundariesRise,
-    RevisionByOne, AttemptsRise, CompletedIsOver, ConsumedOnce, OneAttemptComesBack, SavedBeforeReleased, EpochsAreOwn,
-    PublishedIsWritten,
+    OneCheckpoint, EndedStaysEnded, GateAgrees, OnlyResumeOpens, StandsStill, OldAttemptsAreStill, RetiredStaysOver,
+    BoundariesRise, RevisionByOne, AttemptsRise, CompletedIsOver, ConsumedOnce, OneAttemptComesBack,
+    SavedBeforeReleased, EpochsAreOwn, PublishedIsWritten,
 )  # fmt: skip
 
 IDENTITY: Final[dict[str, tuple[str, ...]]] = {

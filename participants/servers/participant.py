@@ -63,6 +63,7 @@ from .part import Json, Part
 from .part_writer import PartWriter, Write
 
 BLOCKERS_SHOWN: Final = 100
+RETIRED_TOLD: Final = 50  # of one call, in the journal
 RECHECK_S: Final = 1.0  # a wait for readiness looks again at least this often
 
 
@@ -345,7 +346,7 @@ class Participant:
 
     async def _retire(self, call: Retire, address: Json) -> Json:
         async with self._turn(call.deadline_ts):
-            self._settle_effects(self._step(RetireRequested(**address)))
+            self._settle_effects(self._step(RetireRequested(**address), retired=call.episode_ids))
             self.fences.retire(call.episode_ids)
             self.admission.wake(episode.rollout_id for episode in call.episode_ids)
             with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())) as scope:
@@ -365,8 +366,11 @@ class Participant:
 
     # --- steps and what they owe
 
-    def _step(self, event: object) -> Sequence[object]:
-        self._machine, effects = self._steps.step(PARTICIPANT, self._machine, event, **_about(event))
+    def _step(self, event: object, *, retired: Sequence[EpisodeId] = ()) -> Sequence[object]:
+        told = _about(event)
+        if retired and self._steps.journal is not None:
+            told["retired"] = [[each.rollout_id, each.attempt] for each in retired[:RETIRED_TOLD]]
+        self._machine, effects = self._steps.step(PARTICIPANT, self._machine, event, **told)
         return effects
 
     def _ask(self, event: object) -> Sequence[object]:

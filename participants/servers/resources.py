@@ -348,6 +348,8 @@ class Resources(Server, Generic[S]):
     def check_may_seed(self, request: Incoming, episode: EpisodeId | None) -> None:
         """A seed that found no session may make one; Refused if it came for its record, or late."""
         check_admitted(request)
+        if episode is not None:
+            self.fences.check(episode)  # it may have been retired since it was admitted (I8)
         if request.tried is not None and self._book.has_closed(episode, _operation(request) or ""):
             raise refuse_request("session_lost", "this seed is late: its session was closed")
 
