@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -32,8 +33,21 @@ class NoBody:
     pass
 
 
-def make(settings: Settings | None = None, seams: Seams | None = None, name: str = "shelf") -> ASGIApp:
-    """The application behind its participant; with checkpointing off the application alone."""
+async def at_once() -> None:
+    """Nothing is waited for."""
+
+
+def make(
+    settings: Settings | None = None,
+    seams: Seams | None = None,
+    *,
+    name: str = "shelf",
+    before: Callable[[], Awaitable[None]] = at_once,
+) -> ASGIApp:
+    """The application behind its participant; with checkpointing off the application alone.
+
+    `before` is awaited inside of each step: what takes time there holds up a checkpoint.
+    """
     sessions: Resources[Shelf] = Resources(
         name,
         Settings.from_env() if settings is None else settings,
@@ -60,6 +74,7 @@ def make(settings: Settings | None = None, seams: Seams | None = None, name: str
         """What came of the event. A refusal of the table is an answer: the rollout goes on with it."""
         async with sessions.mutate(request.scope) as change:
             if not change.repeated:  # else the recorded reply is sent again
+                await before()
                 try:
                     change.state = moved(change.state, event)
                     change.reply = {"things": list(change.state.things), "refused": None}

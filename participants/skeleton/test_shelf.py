@@ -15,7 +15,7 @@ from participants import Seams, Settings, attrs_codec, check_codec
 from participants.serving.testing import InMemoryNetwork
 from participants.skeleton import machine
 from participants.skeleton.machine import MAX_THINGS, Put, Sealed, Shelf, ShelfState, Taken, moved
-from participants.skeleton.server import make
+from participants.skeleton.server import at_once, make
 from participants.skeleton.world import ShelfWorld
 from statecore import Refused, Verdict, check
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
@@ -66,12 +66,12 @@ class Job:
         self.client = network.client("agent")
         self.processes = 0
 
-    async def start(self) -> None:
+    async def start(self, before: Callable[[], Awaitable[None]] = at_once) -> None:
         """A new process of the server; nothing of an older one but the files."""
         self.processes += 1
         settings = Settings(enabled=True, control_auth_token="token", root=Path("/job"), cookie_secret="secret")
         seams = Seams(clock=self.clock, disk=self.disk, entropy=SeededEntropy(self.processes))
-        await self.network.start("shelf", make(settings, seams))
+        await self.network.start("shelf", make(settings, seams, before=before))
 
     async def call(self, path: str, body: object = None, *, attempt: int = 0, operation: str = "") -> httpx.Response:
         key = "r1" if attempt == 0 else f"r1-a{attempt}"
@@ -79,8 +79,8 @@ class Job:
         headers = {"x-nemo-gym-operation-id": operation} if operation else {}
         return await self.client.post(url, json=body or {}, headers=headers)
 
-    async def control(self, verb: str, checkpoint_id: str, **body: Any) -> dict[str, Any]:
-        body |= {"checkpoint_id": checkpoint_id, "deadline_ts": self.clock.time() + 60}
+    async def control(self, verb: str, checkpoint_id: str, *, within_s: float = 60.0, **body: Any) -> dict[str, Any]:
+        body |= {"checkpoint_id": checkpoint_id, "deadline_ts": self.clock.time() + within_s}
         url = f"{self.network.url('shelf')}/ng-control/v1/checkpoint/{verb}"
         reply = await self.client.post(url, json=body, headers=AUTH)
         assert reply.status_code == 200, reply.text
@@ -124,6 +124,24 @@ def test_a_bad_body_is_refused_and_changes_nothing() -> None:
         assert (await job.call("/look")).json()["things"] == []
 
     run(bad)
+
+
+def test_a_checkpoint_waits_for_a_call_that_takes_long() -> None:
+    """It is named while it moves, and what it did is in the part."""
+
+    async def slow(job: Job) -> None:
+        goes_on = trio.Event()
+        await job.start(goes_on.wait)
+        await job.call("/seed_session")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.call, "/put", {"thing": "a"})
+            await trio.testing.wait_all_tasks_blocked()
+            waiting = await job.control("prepare", "ck-1", within_s=1.0)
+            assert (waiting["phase"], waiting["report"]["blockers"]) == ("preparing", ["r1"])
+            goes_on.set()
+        assert (await job.control("prepare", "ck-1"))["phase"] == "prepared"
+
+    run(slow)
 
 
 def test_a_session_comes_back_in_a_new_process() -> None:
