@@ -36,7 +36,7 @@ from .fleet import configuration
 from .job import Keeper, compared
 from .kill_plan import TURNS, Blow, Game, Victim, rollouts, servers, target
 
-CHECKPOINTS, LOGS, MODEL_LOG = "checkpoints", "logs", "model.jsonl"
+CHECKPOINTS, LOGS, STEPS, MODEL_LOG = "checkpoints", "logs", "steps", "model.jsonl"
 DEADLINE_S: Final = 60.0
 """Of a checkpoint. Nothing here waits that long unless something is wrong, or the machine is very busy."""
 TRIES: Final = 6
@@ -171,6 +171,7 @@ async def live(order: Order) -> int:
         home / LOGS,
         token=order.token,
         classes=CLASSES.get(order.game),
+        environment={"STATECORE_JOURNAL": str(home / STEPS)},
     )
     store, keeper = Store(root, disk, SystemEntropy(), SystemClock()), Keeper()
     async with trio.open_nursery() as nursery:
@@ -181,7 +182,10 @@ async def live(order: Order) -> int:
             moments.answered(path)
             striker.answered(path)
 
+        file = disk.create(home / f"coordinator-{order.number}.jsonl")  # it ends with this process
+
         def write(line: bytes) -> None:
+            file.write(line)
             said = parse(line)
             if (said["machine"], said["state"], said["next"]) == ("transaction", "preparing", "committing"):
                 put(home / f"stood-{said['ids']['checkpoint_id']}.json", {"asked": asked.size})

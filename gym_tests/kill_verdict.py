@@ -16,11 +16,14 @@ from attrs import frozen
 
 from participants.files.store import Store
 from participants.gym.demo import held_by
+from participants.journals.observers import COORDINATOR
+from participants.journals.reading import files_in
+from participants.journals.replaying import replayed
 from participants.records.manifests import CheckpointId
 from statecore.seams import SystemClock, SystemDisk, SystemEntropy
 from statecore.wire import parse
 
-from .kill_life import CHECKPOINTS, MODEL_LOG
+from .kill_life import CHECKPOINTS, MODEL_LOG, STEPS
 
 Turn = tuple[str, int]
 """A rollout and one of its turns, from 0."""
@@ -74,8 +77,18 @@ def examine(home: Path, lives: int, names: Mapping[str, str], expected: Mapping[
         return Verdict((f"the last life ended {ended['ended']}: {ended['why']}",))
     log = Log((home / MODEL_LOG).read_bytes(), names)
     found = accounts(starts(home), checkpoints(home), log)
-    wrong = (*of_results(ended, set(names.values()), expected), *of_turns(found))
+    wrong = (*of_results(ended, set(names.values()), expected), *of_turns(found), *of_steps(home))
     return Verdict(wrong, sum(len(each.held) for each in found))
+
+
+def of_steps(home: Path) -> Iterator[str]:
+    """What coordinator and servers wrote down of their machines' steps is allowed, and both did."""
+    disk = SystemDisk()
+    done = replayed(files_in(disk, home / STEPS) | files_in(disk, home, COORDINATOR))
+    yield from (f"a step that is not allowed: {finding}" for finding in done.findings)
+    wrote = {name for name, _ in done.processes}
+    if COORDINATOR not in wrote or len(wrote) == 1:
+        yield f"of coordinator and servers only {', '.join(sorted(wrote)) or 'nobody'} wrote down what it did"
 
 
 @frozen

@@ -4,9 +4,9 @@ Every accepted call is disposed of at the cut. The deployment dies once; what a 
 published checkpoint, and then the chain of calls that training sees is the conversation that the agent goes on with.
 
 What servers and coordinator decide without I/O is theirs: the parent of a call (`placed`), which conversation a reply
-makes (`continuations`), what an answer is to a loop (`heard`), what a cut disposes of (`disposed`), whether a boundary
-and a lineage agree (`agree`) and what the registry says of it (`settle`). The coordinator is as much of it as opens,
-closes and publishes: its machine is in `models.checkpoint`. docs/reference/protocol.md sections 4, 6, 7 and 14.
+makes (`continuations`), what an answer is to a loop (`heard`), what a cut disposes of (`is_left_out`), whether a
+boundary and a lineage agree (`agree`) and what the registry says of it (`settle`). The coordinator is as much of it as
+opens, closes and publishes: its machine is in `models.checkpoint`. docs/reference/protocol.md sections 4, 6, 7 and 14.
 """
 
 from __future__ import annotations

@@ -37,11 +37,12 @@ from participants.machines.model_call import (
     CallData,
     CallerLeft,
     CallState,
+    LeftOut,
     ResponseReady,
     ResponseReleased,
     ResponseSent,
     ResponseState,
-    disposed,
+    is_left_out,
 )
 from participants.machines.model_call import Completed as CallCompleted
 from participants.machines.model_call import Failed as CallFailed
@@ -304,7 +305,7 @@ class TalkingWorld(World):
 
     def _dispose(self, cut: Snapshot[CallState, CallData]) -> Snapshot[CallState, CallData]:
         """What the cut makes of a call."""
-        return disposed(cut)
+        return MODEL_CALL.step(cut, LeftOut())[0] if is_left_out(cut) else cut
 
     def _heard(self, code: str) -> Heard:
         """What a refusal of the model is to the agent's loop."""

@@ -15,9 +15,11 @@ from attrs import evolve, field, fields, frozen
 
 from statecore import StatecoreError
 from statecore.errors import WireError
+from statecore.journal import MAX_LINE_BYTES, Journal
 from statecore.seams import Clock, Disk, Entropy, SystemClock, SystemDisk, SystemEntropy
 from statecore.wire import parse
 
+from .journals.files import FILE_BYTES, FILES_KEPT, FileJournal
 from .telemetry import Telemetry, installed_telemetry
 
 TOKEN_VARIABLE: Final = "NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"
@@ -30,12 +32,16 @@ class SettingsError(StatecoreError):
 
 @frozen
 class Seams:
-    """What a server or a coordinator reaches the world through; tests hand in their own."""
+    """What a server or a coordinator reaches the world through; tests hand in their own.
+
+    With a `journal` every step of their machines is a line of it.
+    """
 
     clock: Clock = field(factory=SystemClock)
     disk: Disk = field(factory=SystemDisk)
     entropy: Entropy = field(factory=SystemEntropy)
     telemetry: Telemetry = field(factory=installed_telemetry)
+    journal: Journal | None = None
 
 
 @frozen(kw_only=True)
@@ -44,7 +50,8 @@ class Settings:
 
     `root`: the only directory below which parts are read and written. `epoch`: the life this process belongs to; with
     `epoch_required` it is born closed and answers no other (section 11). `servers`: the other servers' URLs by name,
-    for the clients of sessions and episodes. Sizes are in bytes, times in seconds.
+    for the clients of sessions and episodes. `journal`: the directory where this process writes down the steps of its
+    machines. Sizes are in bytes, times in seconds.
     """
 
     enabled: bool = False
@@ -61,6 +68,9 @@ class Settings:
     max_operations: int = 64
     cookie_secret: str | None = field(default=None, repr=False)
     servers: Mapping[str, str] = field(factory=dict)
+    journal: Path | None = None
+    journal_file_bytes: int = FILE_BYTES
+    journal_files: int = FILES_KEPT
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Settings:
@@ -109,7 +119,23 @@ class Settings:
         for name in ("lease_grace_seconds", "max_deadline_s", "max_held", "max_retained_bytes", "max_body_bytes"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"checkpoint.{name} must be greater than 0, not {getattr(self, name)}")
+        if self.journal_file_bytes < MAX_LINE_BYTES or self.journal_files < 1:
+            raise SettingsError(
+                f"a journal needs at least one file of {MAX_LINE_BYTES} bytes: "
+                f"checkpoint.journal_file_bytes is {self.journal_file_bytes}, journal_files {self.journal_files}"
+            )
         return self
+
+    def journal_of(self, process: str, seams: Seams) -> FileJournal | None:
+        """The files of the journal of that process, which it closes itself; None without a directory for them, and
+        where `seams` have a journal.
+        """
+        if seams.journal is not None or self.journal is None:
+            return None
+        return FileJournal(
+            seams.disk, seams.clock, self.journal, process,
+            file_bytes=self.journal_file_bytes, files_kept=self.journal_files,
+        )  # fmt: skip
 
 
 def control_token(variable: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:
@@ -122,7 +148,11 @@ def control_token(variable: str | None = None, environ: Mapping[str, str] | None
 
 _BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _BOOLS = {"enabled", "epoch_required"}
-_INTEGERS = {"epoch", "max_held", "max_retained_bytes", "max_body_bytes", "max_operations"}
+_INTEGERS = {
+    "epoch", "max_held", "max_retained_bytes", "max_body_bytes", "max_operations",
+    "journal_file_bytes", "journal_files",
+}  # fmt: skip
+_PATHS = {"root", "journal"}
 _NUMBERS = {"lease_grace_seconds", "max_deadline_s"}
 
 
@@ -140,13 +170,13 @@ def _from_text(name: str, text: str) -> object:
         raise SettingsError(f"{PREFIX}{name.upper()}={text!r}: write one of {', '.join(_BOOL_WORDS)}") from error
     except (ValueError, WireError) as error:
         raise SettingsError(f"{PREFIX}{name.upper()}={text!r} cannot be read: {error}") from error
-    return Path(text) if name == "root" else text
+    return Path(text) if name in _PATHS else text
 
 
 def _typed(name: str, value: object) -> object:
     if value is None:
         return None
-    if name == "root" and isinstance(value, (str, Path)):
+    if name in _PATHS and isinstance(value, (str, Path)):
         return Path(value)
     if name in _BOOLS and type(value) is bool:
         return value

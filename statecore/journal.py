@@ -20,7 +20,7 @@ from .seams import Clock
 from .table import Go, Refuse, Stay, leaves
 from .wire import canonical, parse, structure
 
-__all__ = ["MAX_KEPT_LINES", "MAX_LINE_BYTES", "Journal", "Line", "Replayed", "replay"]
+__all__ = ["MAX_KEPT_LINES", "MAX_LINE_BYTES", "Journal", "Line", "Replayed", "fault", "read_line", "replay"]
 
 MAX_LINE_BYTES = 16_384
 """A longer line is refused when written and when read."""
@@ -67,6 +67,18 @@ class Journal:
     def lines(self) -> tuple[bytes, ...]:
         """The newest lines, if there is no writer."""
         return tuple(self._kept)
+
+    @property
+    def written(self) -> int:
+        """How many lines were recorded."""
+        return self._seq
+
+    def state(self) -> dict[str, Any]:
+        """How it stands, for people: lines recorded, lines lost on their way, and why."""
+        return {"lines": self._seq, "lost": self.dropped, "problem": ""}
+
+    def close(self) -> None:
+        """Nothing more is recorded; a journal of lines in memory has nothing to do for that."""
 
     @property
     def dropped(self) -> int:
@@ -125,7 +137,8 @@ def replay(
     torn = isinstance(lines, bytes) and bool(lines) and not lines.endswith(b"\n")
     count = 0
     for count, line in enumerate(_parsed(_split(lines, torn)), start=1):
-        _check_step(count, line, by_name)
+        if problem := fault(line, by_name):
+            raise JournalError(count, problem)
         if identity:
             key = canonical([line.machine, *(line.ids.get(name) for name in identity)])
             before = stands.get(key, line.state)
@@ -144,33 +157,38 @@ def _split(lines: bytes | Iterable[bytes | str], torn: bool) -> Iterable[bytes |
 
 def _parsed(lines: Iterable[bytes | str]) -> Iterator[Line]:
     for number, line in enumerate(lines, start=1):
-        if len(line) > MAX_LINE_BYTES:
-            raise JournalError(number, f"is {len(line)} bytes long; the bound is {MAX_LINE_BYTES}")
-        try:
-            yield structure(parse(line), Line)
-        except (WireError, WireErrors) as error:
-            raise JournalError(number, f"is no line of a journal: {error}") from None
+        yield read_line(line, number)
 
 
-def _check_step(number: int, line: Line, tables: Mapping[str, Table[Any, Any]]) -> None:
-    """Nothing, if a branch of the line's cell allows what it says."""
+def read_line(line: bytes | str, number: int) -> Line:
+    """The line, read back; JournalError with its number for what is none."""
+    if len(line) > MAX_LINE_BYTES:
+        raise JournalError(number, f"is {len(line)} bytes long; the bound is {MAX_LINE_BYTES}")
+    try:
+        return structure(parse(line), Line)
+    except (WireError, WireErrors) as error:
+        raise JournalError(number, f"is no line of a journal: {error}") from None
+
+
+def fault(line: Line, tables: Mapping[str, Table[Any, Any]]) -> str | None:
+    """Why no table allows what the line says, and what its table would; None for a line that is allowed."""
     table = tables.get(line.machine)
     if table is None:
-        raise JournalError(number, f"no table is named {line.machine!r}")
+        return f"no table is named {line.machine!r}"
     state = next((each for each in table.states if each.value == line.state), None)
     event = next((each for each in table.events if each.__name__ == line.event), None)
     if state is None or event is None:
-        raise JournalError(number, f"table {table.name!r} has no cell ({line.state}, {line.event})")
-    what = f"({line.state}, {line.event})"
+        return f"table {table.name!r} has no cell ({line.state}, {line.event})"
+    allowed: list[str] = []
     for leaf in leaves(table.cells[state][event]):
+        refused, target = None, line.state
         if isinstance(leaf, Refuse):
-            allowed = line.refused == leaf.code and line.next == line.state
-        elif isinstance(leaf, Stay):
-            allowed = line.refused is None and line.next == line.state
-        else:
-            assert isinstance(leaf, Go)
-            allowed = line.refused is None and line.next == leaf.target.value
-        if allowed:
-            return
+            refused = leaf.code
+        elif isinstance(leaf, Go):
+            target = leaf.target.value
+        if (refused, target) == (line.refused, line.next):
+            return None
+        allowed.append(f"refuse {refused}" if refused else "stay" if isinstance(leaf, Stay) else f"go {target}")
     done = f"refuses it with {line.refused}" if line.refused else f"leads to {line.next}"
-    raise JournalError(number, f"no branch of cell {what} of table {table.name!r} {done}")
+    cell = f"cell ({line.state}, {line.event}) of table {table.name!r}"
+    return f"no branch of {cell} {done}; it allows: {', '.join(dict.fromkeys(allowed))}"

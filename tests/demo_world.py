@@ -13,7 +13,7 @@ from attrs import define, field
 
 from participants.demo.picture import Picture
 from participants.demo.plan import Plan, read_plan
-from participants.demo.servers import JOURNALS, MODULES, Place, app
+from participants.demo.servers import JOURNALS, MODULES, STEPS, Place, app
 from participants.demo.story import Ending, tell
 from participants.demo.worlds import CHECKPOINTS
 from participants.net.http import ASGIApp
@@ -55,6 +55,7 @@ class MemoryDeployment:
                     epoch=epoch,
                     epoch_required=True,
                     servers=urls,
+                    journal=self.home / STEPS,
                 ),
                 seams=world.named(f"{self._name(server)}-{epoch}"),
                 journals=self.home / JOURNALS,

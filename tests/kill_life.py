@@ -27,7 +27,7 @@ from participants.demo.life import Scene, run_rollouts
 from participants.demo.moments import Heard, Moments
 from participants.demo.picture import Picture
 from participants.demo.plan import read_plan
-from participants.demo.servers import MODULES, factory
+from participants.demo.servers import MODULES, STEPS, factory
 from participants.demo.trainer import DemoTrainer
 from participants.demo.worlds import LOGS, Processes, ProcessWorld
 from participants.files.store import Store
@@ -168,6 +168,7 @@ async def live(order: Order) -> int:
         "STATECORE_ENABLED": "true",
         "STATECORE_ROOT": str(scene.root),
         "STATECORE_LEASE_GRACE_SECONDS": str(LEASE_GRACE_S),
+        "STATECORE_JOURNAL": str(home / STEPS),
     }
     specs = [ServerSpec(name, factory(name), environment) for name in MODULES]
     servers = Processes(specs, home / LOGS, token=order.token, lifeline=order.lifeline)

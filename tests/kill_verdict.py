@@ -16,10 +16,13 @@ from attrs import frozen
 
 from participants.demo.counting import WORK, Held, differences, held_by
 from participants.demo.lines import Event, Line, read_journals
-from participants.demo.servers import JOURNALS
+from participants.demo.servers import JOURNALS, MODULES, STEPS
 from participants.demo.worlds import CHECKPOINTS
 from participants.files.store import Store
 from participants.identity import EPOCH_HEADER
+from participants.journals.observers import COORDINATOR
+from participants.journals.reading import files_in
+from participants.journals.replaying import replayed
 from participants.net.client import CONTROL_PREFIX
 from statecore.errors import StatecoreError
 from statecore.seams import SystemClock, SystemDisk, SystemEntropy
@@ -56,7 +59,18 @@ def examine(home: Path, lives: int, expected: Mapping[str, Any]) -> tuple[str, .
             Store(home / CHECKPOINTS, disk, SystemEntropy(), SystemClock()), starts(home), lines, stood_still(home)
         ),
         *of_zombies(home, lives),
+        *of_steps(home),
     )
+
+
+def of_steps(home: Path) -> Iterator[str]:
+    """What the processes wrote down of their machines' steps is allowed, and there is something of every server."""
+    disk = SystemDisk()
+    done = replayed(files_in(disk, home / STEPS) | files_in(disk, home, COORDINATOR))
+    yield from (f"a step that is not allowed: {finding}" for finding in done.findings)
+    silent = {COORDINATOR, *MODULES} - {"judge"} - {name for name, _ in done.processes}
+    if silent:
+        yield f"nothing was written down by {', '.join(sorted(silent))}"
 
 
 def starts(home: Path) -> list[Begun]:

@@ -13,11 +13,24 @@ import pytest
 
 from participants.demo.counting import Held
 from participants.demo.lines import Event, Line
+from participants.demo.servers import MODULES, STEPS
 from participants.demo.worlds import CHECKPOINTS
+from participants.journals.files import FileJournal
+from statecore.seams import FixedClock, SystemDisk
 from tests import kill_runs
 from tests.kill_plan import ENDS_THE_LIFE, WHENS, Blow, Kind, Run, draw, job, pairs, put
 from tests.kill_runs import Came, Undisturbed, main, summary
-from tests.kill_verdict import Begun, examine, lacking, of_journals, of_the_end, of_zombies, starts, stood_still
+from tests.kill_verdict import (
+    Begun,
+    examine,
+    lacking,
+    of_journals,
+    of_steps,
+    of_the_end,
+    of_zombies,
+    starts,
+    stood_still,
+)
 
 CI_RUNS = 20
 
@@ -158,6 +171,25 @@ def test_a_zombie_that_ends_as_if_nothing_had_happened_is_found(tmp_path: Path) 
         assert list(of_zombies(tmp_path, 4)) == found
     (tmp_path / CHECKPOINTS / "epoch-000004.json").unlink()
     assert list(of_zombies(tmp_path, 4)) == []  # it has no successor but the one that never claimed
+
+
+def test_a_step_that_is_not_allowed_is_found(tmp_path: Path) -> None:
+    """What servers and coordinators wrote down is held against the tables, and that they did."""
+    steps = tmp_path / STEPS
+    steps.mkdir()
+    for name in ("coordinator", *MODULES):
+        journal = FileJournal(SystemDisk(), FixedClock(1.0), steps, name)
+        journal.record("gate", "open", "Arrived", "open", {"process": name, "incarnation": "i1"})
+        journal.close()
+    assert tuple(of_steps(tmp_path)) == ()
+    journal = FileJournal(SystemDisk(), FixedClock(2.0), tmp_path, "coordinator-1")
+    journal.record("gate", "open", "Arrived", "quiet", {"process": "policy", "incarnation": "i2"})
+    journal.close()
+    (finding,) = of_steps(tmp_path)
+    assert "a step that is not allowed" in finding and "(open, Arrived)" in finding
+    for file in steps.glob("agent*"):
+        file.unlink()
+    assert tuple(of_steps(tmp_path))[1:] == ("nothing was written down by agent",)
 
 
 def test_starts_are_read_by_epoch(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from participants.identity import (
     REVISION_HEADER,
     SESSION_HEADER,
     VERIFY_HEADER,
+    EpisodeId,
 )
 from participants.net.http import ASGIApp
 from participants.records.positions import Position, next_history
@@ -393,5 +394,24 @@ def test_off_serves_sessions_by_cookie_and_adds_no_header() -> None:
         reply = await fleet.post("tools", "/increment", {"by": 2}, headers={"cookie": cookie})
         assert (reply.json(), set(reply.headers)) == ({"value": 2}, {"content-length", "content-type"})
         assert (await fleet.post("tools", "/verify", headers={"cookie": cookie})).json() == {"reward": 2}
+
+    run(test)
+
+
+def test_a_seed_that_is_retired_after_it_was_admitted_makes_no_session() -> None:
+    """Its mark is asked again when the session would begin: nothing of a retired attempt is left behind. Covers: I8."""
+
+    async def test(fleet: Fleet) -> None:
+        tools = Resources("tools", fleet.config(), codec=attrs_codec(Counter), mode=Mode.EXPORT_RESTORE,
+                          seams=fleet.seams("tools"))  # fmt: skip
+
+        async def seed(request: Request) -> Response:
+            tools.fences.retire([EpisodeId("r1")])  # meanwhile
+            return await tools.seed(request.scope, Counter())
+
+        await fleet.start("tools", tools.wrap(Starlette(routes=[Route("/seed_session", seed, methods=["POST"])])))
+        reply = await fleet.post("tools", f"{R1}/seed_session")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "stale_attempt")
+        assert tools.report().counts["sessions"] == 0
 
     run(test)

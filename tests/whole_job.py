@@ -25,6 +25,7 @@ from participants.servers.policy_model import PolicyModel
 from participants.serving.testing import InMemoryLauncher, InMemoryNetwork
 from participants.settings import Seams, Settings
 from participants.telemetry import Telemetry, installed_telemetry
+from statecore.journal import Journal
 from statecore.seams import LoopClock, MemoryDisk, SeededEntropy
 from tests.small_job import TOKEN, WALL, answer, counter_resources, counting_agent, counting_environment, settings
 
@@ -100,6 +101,7 @@ class WholeJob:
     clock: LoopClock = field(factory=lambda: LoopClock(WALL))
     clocks: dict[str, LoopClock] = field(factory=dict)  # those of their own, by server or "coordinator"
     telemetry: Telemetry = field(factory=installed_telemetry)
+    journal: Journal | None = None
     lives: int = 0
     made: int = 0
     launcher: InMemoryLauncher | None = None
@@ -128,7 +130,7 @@ class WholeJob:
         """What a process of that name gets; no two `process`es of one name draw the same."""
         clock = self.clocks.get(name, self.clock)
         entropy = SeededEntropy(f"{name}{process}-{self.lives}")
-        return Seams(clock=clock, disk=self.disk, entropy=entropy, telemetry=self.telemetry)
+        return Seams(clock, self.disk, entropy, self.telemetry, self.journal)
 
     def _factory(self, name: str) -> Any:
         kinds: dict[str, Maker] = {

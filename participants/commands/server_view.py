@@ -199,6 +199,10 @@ def _notes(answers: Answers, found: Introduction) -> Iterable[str]:
         yield "it speaks the plain wire form, without capabilities, and is taken for what its kind says"
     if not answers.incarnations:
         yield "its replies show no incarnation: a restart is noticed late, and the proof before publishing is weak"
+    journal = mapping(answers.status or {}, "journal")
+    if lost := count(journal, "lost"):
+        why = text(journal, "problem") or "they could not be written"
+        yield f"its journal has lost {lost} of {count(journal, 'lines') or 0} lines: {why}"
 
 
 # --- modes

@@ -21,9 +21,11 @@ import trio
 from attrs import evolve
 
 from statecore.journal import Journal
+from statecore.seams import on_disk
 
 from ..files.checkpoint import Checkpoint
 from ..files.store import Store
+from ..journals.observers import COORDINATOR
 from ..net.client import MAX_IN_FLIGHT, make_client
 from ..records.records import Disposition
 from ..serving.launcher import Launcher
@@ -102,7 +104,11 @@ class Coordinator:
                 "a coordinator needs the control token: give token=, or set NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"
             )
         self._make_transport = transport
-        self._journal = journal
+        self._incarnation = self.seams.entropy.token_hex(16)
+        self._files = None
+        if journal is None:
+            self._files = Settings.from_env().journal_of(f"{COORDINATOR}-{self._incarnation}", self.seams)
+        self._journal = journal or self._files or self.seams.journal
         self._clients = AsyncExitStack()
         self._life: Life | None = None
         self._dispatcher: Dispatcher | None = None
@@ -139,6 +145,8 @@ class Coordinator:
                 if self._started and not abandoned:
                     await self._launcher.stop()
                 await self._clients.aclose()
+                if self._files is not None:
+                    await on_disk(self.seams.disk, self._files.close)
             if scope.cancelled_caught:
                 log.error("the servers were not stopped within %g s", self.settings.stop_timeout_s)
 
@@ -163,7 +171,9 @@ class Coordinator:
             begun = await claim_and_choose(store, self.seams, fall_back=self.settings.fall_back)
         with telemetry.span(RECOVERY_STEPS["launch"]):
             urls = await self._launcher.start(begun.epoch)
-        life = Life(begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._journal)
+        life = Life(
+            begun.epoch, store, self._trainer, self.settings, self.seams, self._data, self._incarnation, self._journal
+        )
         self._supervisor = supervisor = Supervisor(
             life, self._launcher, self._discover, self._interrupt, partial(self._load, life), begun
         )
@@ -240,7 +250,8 @@ class Coordinator:
             plan = await self._plan(life, begun.checkpoint)
         known = begun.checkpoint
         registry, ledger = (known.registry, known.ledger) if known is not None else ((), ())
-        life.note(recovered(registry, ledger, plan.verdicts))  # what is saved is known before anything is acknowledged
+        known_now = recovered(registry, ledger, plan.verdicts, journaled=life.journaled)
+        life.note(known_now)  # what is saved is known before anything is acknowledged
         return plan
 
     def _tell(self, verdicts: Iterable[Verdict], overtaken: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ process that it was (I97, S65).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from statecore import Snapshot
 
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.heartbeat import HEARTBEAT, Answered, DeclareDead, Exited, Heartbeat, PeriodPassed, Pulse
 from ..net.client import ControlError
 from ..net.replies import Answer
@@ -79,13 +80,13 @@ class FailureDetector:
         every_s: float,
         misses: int,
         launcher: object = None,
-        record: Callable[..., None] | None = None,
+        steps: StepRecorder = UNRECORDED,
     ) -> None:
         self.death: Death | None = None
         self._every_s = every_s
         self._retry_s = min(RETRY_S, every_s / 4)
         self._launcher = launcher
-        self._record = record
+        self._steps = steps
         self._number = 0
         self._closed = False
         self._changed = trio.Event()
@@ -183,10 +184,9 @@ class FailureDetector:
     def _step(self, each: _Watched, event: Any) -> None:
         if isinstance(event, Answered):
             each.answers += 1
-        before = each.pulse
-        each.pulse, effects = HEARTBEAT.step(before, event)
-        if self._record is not None and each.pulse.state is not before.state:
-            self._record("heartbeat", before.state, event, each.pulse.state, server=each.member.name)
+        each.pulse, effects = self._steps.step(
+            HEARTBEAT, each.pulse, event, server=each.member.name, watched=each.member.incarnation
+        )
         for effect in effects:
             if isinstance(effect, DeclareDead):
                 self._die(Death(each.member.name, effect.reason))

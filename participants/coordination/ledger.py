@@ -5,7 +5,8 @@ Rules (docs/reference/protocol.md sections 6, 9 and 13): a dispatch record is he
 *saved* means that a durable copy exists outside the server (I67), and its body is kept until a durable checkpoint of
 the trainer contains it (I87). A `Ledger` never changes, so reading it in one piece is taking a reference (S53).
 
-Every change goes through the tables `ATTEMPT` and `LEDGER_ENTRY`.
+Every change goes through the tables `ATTEMPT` and `LEDGER_ENTRY`. Where a journal is kept, a changed ledger also holds
+the steps that were made since they were last written: nothing is written here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from statecore.errors import StatecoreError
 from statecore.wire import exact
 
 from ..identity import EpisodeId
+from ..journals.recorder import Made
 from ..machines.attempt import (
     ATTEMPT,
     AttemptState,
@@ -42,6 +44,7 @@ from .trainer import Dispatch, Result
 from .units import Sharing, unit_of
 
 Effects = tuple[Any, ...]
+Steps = tuple[Made, ...] | None
 ROLLOUTS_TOLD: Final = 5
 _STANDING: Final = frozenset({AttemptState.PARKED, AttemptState.COMMITTED})
 
@@ -78,6 +81,7 @@ class Rollout:
     restored: bool = False
     ended: str = ""
     used: int = 0
+    made: Steps = field(default=None, eq=False, repr=False)
 
     @property
     def highest(self) -> int:
@@ -109,10 +113,21 @@ class Rollout:
 
     def after(self, *events: object) -> Rollout:
         """The rollout after these events of its attempt; Refused when one may not happen, and then nothing has."""
-        execution = self.execution
+        execution, made = self.execution, self.made
         for event in events:
-            execution, _ = ATTEMPT.step(execution, event)
-        return evolve(self, execution=execution)
+            before = execution
+            execution, _ = ATTEMPT.step(before, event)
+            if made is not None:
+                made = (*made, Made(ATTEMPT, self.episode, before, event, execution))
+        return evolve(self, execution=execution, made=made)
+
+    def entered(self, event: Received | Saved) -> tuple[Rollout, Effects]:
+        """The rollout after this event of its result, and what is owed for it."""
+        entry, effects = LEDGER_ENTRY.step(self.entry, event)
+        made = self.made
+        if made is not None:
+            made = (*made, Made(LEDGER_ENTRY, self.episode, self.entry, event, entry))
+        return evolve(self, entry=entry, made=made), effects
 
 
 def _copied(dispatch: Dispatch) -> Dispatch:
@@ -125,9 +140,13 @@ def _shared(rollouts: Mapping[str, Rollout]) -> SharedMap[Rollout]:
 
 @frozen
 class Ledger:
-    """All rollouts that are known, by id, in the order they were registered."""
+    """All rollouts that are known, by id, in the order they were registered.
+
+    `made` are the steps since the last that were written down; None where nobody does.
+    """
 
     rollouts: SharedMap[Rollout] = field(factory=SharedMap, converter=_shared)
+    made: Steps = field(default=None, eq=False, repr=False)
 
     def __getitem__(self, rollout_id: str) -> Rollout:
         return self.rollouts[rollout_id]
@@ -151,13 +170,14 @@ class Ledger:
                 raise KnownRollout(rollout_id, "comes twice in one batch")
             seen.add(rollout_id)
             exact(attrs.asdict(dispatch, recurse=False))  # as a row holds it, and a request
-            rollout = Rollout(dispatch=_copied(dispatch), digest=task_digest(dispatch.task))
+            made: Steps = None if self.made is None else ()
+            rollout = Rollout(dispatch=_copied(dispatch), digest=task_digest(dispatch.task), made=made)
             known = self.rollouts.get(rollout_id)
             if known is None:
                 new[rollout_id] = rollout
             elif known.digest != rollout.digest:
                 raise KnownRollout(rollout_id, "is known with another task")
-        return Ledger(self.rollouts.changed(new)), tuple(rollout.episode for rollout in new.values())
+        return self._changed(new), tuple(rollout.episode for rollout in new.values())
 
     def dispatched(self, rollout_ids: Iterable[str]) -> Ledger:
         """The requests of these leave now."""
@@ -178,10 +198,10 @@ class Ledger:
         rollout = self.rollouts[rollout_id]
         if rollout.has_result:
             return self
-        rollout.after(Tombstoned())
+        over = rollout.after(Tombstoned())
         fresh = ATTEMPT.start()
         following = rollout.highest + 1
-        return self._put(evolve(rollout, attempt=following, execution=fresh, sent=False, restored=False, ended=""))
+        return self._put(evolve(over, attempt=following, execution=fresh, sent=False, restored=False, ended=""))
 
     # --- checkpoint
 
@@ -265,29 +285,23 @@ class Ledger:
 
     def received(self, receipt: Receipt, body: Json) -> tuple[Ledger, Effects]:
         """The result is in the ledger; `AcceptResult` is owed if it is the rollout's first (I68)."""
-        rollout = self.rollouts[receipt.rollout_id]
-        entry, effects = LEDGER_ENTRY.step(rollout.entry, Received(receipt.header))
-        if rollout.has_result:
-            return self._put(evolve(rollout, entry=entry)), effects
+        known = self.rollouts[receipt.rollout_id]
+        rollout, effects = known.entered(Received(receipt.header))
+        if known.has_result:
+            return self._put(rollout), effects
         if not rollout.sent:  # it came before its servers were restarted, and was being saved since
             rollout = rollout.after(Dispatched())
         completed = _released(rollout).after(Completed())
-        return self._put(evolve(completed, entry=entry, receipt=receipt, body=body, ended="")), effects
+        return self._put(evolve(completed, receipt=receipt, body=body, ended="")), effects
 
     def standing(self, result: Result) -> Ledger:
         """The framework keeps `result` for its rollout, whichever attempt made it, and has made it durable."""
-        rollout = self.rollouts[result.rollout_id]
-        entry, _ = LEDGER_ENTRY.step(rollout.entry, Saved())
-        return self._put(evolve(rollout, entry=entry, receipt=result.receipt, body=copied(result.body)))
+        rollout, _ = self.rollouts[result.rollout_id].entered(Saved())
+        return self._put(evolve(rollout, receipt=result.receipt, body=copied(result.body)))
 
     def saved(self, rollout_ids: Iterable[str]) -> Ledger:
         """A durable copy of these results exists outside the server (I67)."""
-
-        def save(rollout: Rollout) -> Rollout:
-            entry, _ = LEDGER_ENTRY.step(rollout.entry, Saved())
-            return evolve(rollout, entry=entry)
-
-        return self._with(rollout_ids, save)
+        return self._with(rollout_ids, lambda each: each.entered(Saved())[0])
 
     def contained(self, rollout_ids: Iterable[str]) -> Ledger:
         """A durable trainer checkpoint contains these results: their bodies need not be kept here any longer (I87)."""
@@ -320,10 +334,16 @@ class Ledger:
     # --- inside
 
     def _put(self, rollout: Rollout) -> Ledger:
-        return Ledger(self.rollouts.changed({rollout.dispatch.rollout_id: rollout}))
+        return self._changed({rollout.dispatch.rollout_id: rollout})
 
     def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
-        return Ledger(self.rollouts.changed({each: change(self.rollouts[each]) for each in rollout_ids}))
+        return self._changed({each: change(self.rollouts[each]) for each in rollout_ids})
+
+    def _changed(self, rollouts: Mapping[str, Rollout]) -> Ledger:
+        if self.made is None:
+            return Ledger(self.rollouts.changed(rollouts))
+        made = self.made + tuple(step for each in rollouts.values() for step in each.made or ())
+        return Ledger(self.rollouts.changed({name: evolve(each, made=()) for name, each in rollouts.items()}), made)
 
 
 def _told(rollout_ids: Set[str]) -> str:
@@ -358,25 +378,33 @@ def rows_of(
     return registry, reading.ledger_rows() + late.ledger_rows()
 
 
-def recovered(registry: Iterable[RegistryRow], ledger: Iterable[LedgerRow], verdicts: Iterable[Verdict]) -> Ledger:
+def recovered(
+    registry: Iterable[RegistryRow],
+    ledger: Iterable[LedgerRow],
+    verdicts: Iterable[Verdict],
+    *,
+    journaled: bool = False,
+) -> Ledger:
     """The ledger after a restart: completed rollouts with their results, the others under their next attempt."""
     results = {row.rollout_id: row for row in ledger if row.receipt is not None}
     decided = {each.rollout_id: each for each in verdicts}
-    return Ledger({row.rollout_id: _recovered(row, decided[row.rollout_id], results) for row in registry})
+    empty = Ledger(made=() if journaled else None)
+    return empty._changed(
+        {row.rollout_id: _recovered(row, decided[row.rollout_id], results, empty.made) for row in registry}
+    )
 
 
-def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerRow]) -> Rollout:
+def _recovered(row: RegistryRow, verdict: Verdict, results: Mapping[str, LedgerRow], made: Steps) -> Rollout:
     dispatch = Dispatch(row.rollout_id, row.task, row.target, row.group, row.data_position)
-    rollout = Rollout(dispatch=dispatch, digest=row.task_digest, attempt=verdict.attempt)
+    rollout = Rollout(dispatch=dispatch, digest=row.task_digest, attempt=verdict.attempt, made=made)
     if verdict.next_attempt is not None:
         return _waiting(rollout, verdict)
     held = results[row.rollout_id]
     assert held.receipt is not None
-    entry, _ = LEDGER_ENTRY.step(rollout.entry, Received(held.receipt.header))
+    completed, _ = rollout.after(Dispatched(), Completed()).entered(Received(held.receipt.header))
     if held.status is LedgerStatus.SAVED:  # what a living coordinator has received only is not saved by a restart (I67)
-        entry, _ = LEDGER_ENTRY.step(entry, Saved())
-    completed = rollout.after(Dispatched(), Completed())
-    return evolve(completed, entry=entry, receipt=held.receipt, body=held.body)
+        completed, _ = completed.entered(Saved())
+    return evolve(completed, receipt=held.receipt, body=held.body)
 
 
 def _waiting(rollout: Rollout, verdict: Verdict) -> Rollout:
@@ -388,6 +416,7 @@ def _waiting(rollout: Rollout, verdict: Verdict) -> Rollout:
         attempt=verdict.next_attempt,
         ended=rollout.ended,
         used=rollout.highest,
+        made=rollout.made,
     )
     if verdict.disposition is Disposition.CONTINUE:
         return evolve(waiting.after(Restored()), restored=True)

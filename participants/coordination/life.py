@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 import trio
-from attrs import define, field, frozen, validators
+from attrs import define, evolve, field, frozen, validators
 
 from statecore.errors import StatecoreError
 from statecore.journal import Journal
@@ -22,6 +22,8 @@ from statecore.seams import on_disk
 from statecore.wire import structure
 
 from ..files.store import Store
+from ..journals.observers import COORDINATOR
+from ..journals.recorder import StepRecorder
 from ..machines.fencing import own_id
 from ..net.client import ControlError, Retries
 from ..records.manifests import CheckpointId
@@ -153,13 +155,15 @@ class Life:
     settings: CoordinatorSettings
     seams: Seams
     data_client: httpx.AsyncClient
+    incarnation: str = ""
     journal: Journal | None = None
     deployment: Deployment = field(factory=lambda: Deployment({}, ()))
-    ledger: Ledger = field(factory=Ledger)
+    ledger: Ledger = field(init=False)
     door: Door = field(factory=Door)
     up: Door = field(factory=Door)
     serving: Serving = field(factory=Serving)
     detector: FailureDetector = field(init=False)
+    steps: StepRecorder = field(init=False)
     stopped: trio.Event = field(factory=trio.Event)
     hooks: trio.Lock = field(factory=trio.Lock)
     housekeeping: Housekeeping = field(factory=Housekeeping)
@@ -169,6 +173,18 @@ class Life:
     _sequence: int = 0
     _changed: trio.Event = field(factory=trio.Event)
     _no_results: set[str] = field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self.steps = StepRecorder(
+            self.journal,
+            lambda: {"process": COORDINATOR, "incarnation": self.incarnation, "epoch": self.epoch},
+        )
+        self.ledger = Ledger(made=() if self.journaled else None)
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the steps of this life are written down."""
+        return self.journal is not None
 
     def next_id(self, kind: str) -> str:
         """A checkpoint id (`ck`) or restore id (`rs`) that is higher than every one before (I14)."""
@@ -203,11 +219,15 @@ class Life:
             every_s=self.settings.probe_every_s,
             misses=self.settings.probe_misses,
             launcher=launcher,
-            record=self.record,
+            steps=self.steps,
         )
 
     def note(self, ledger: Ledger) -> None:
         """The ledger is `ledger` now, and whoever waits for a change of it looks again."""
+        if ledger.made:
+            for made in ledger.made:
+                self.steps.write(made)
+            ledger = evolve(ledger, made=())
         self.ledger = ledger
         self._changed.set()
         self._changed = trio.Event()
@@ -219,11 +239,6 @@ class Life:
     async def disk(self, work: Callable[[], T]) -> T:
         """What `work` returns; it may block on the disk."""
         return await on_disk(self.seams.disk, work)
-
-    def record(self, machine: str, state: object, event: object, after: object, **ids: Any) -> None:
-        """One line in the journal, if there is one; every line carries the epoch."""
-        if self.journal is not None:
-            self.journal.record(machine, state, event, after, {"epoch": self.epoch, **ids})
 
     async def tidy(self, checkpoint_id: str) -> None:
         """The servers keep nothing of rollouts that are saved (I75); what fails is tried after the next checkpoint."""

@@ -180,9 +180,7 @@ class Supervisor:
         return self._step(dp.StepFailed(f"{type(error).__name__}: {error}", hopeless))
 
     def _step(self, event: object) -> tuple[Any, ...]:
-        before = self._machine
-        self._machine, effects = dp.DEPLOYMENT.step(before, event)
-        self.life.record("deployment", before.state, event, self._machine.state)
+        self._machine, effects = self.life.steps.step(dp.DEPLOYMENT, self._machine, event)
         return effects
 
     # --- one performer for each effect; what it returns are the events that happened

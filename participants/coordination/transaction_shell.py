@@ -123,10 +123,9 @@ class CheckpointRun:
     # --- the machine
 
     def _step(self, event: Event) -> tuple[Effect, ...]:
-        before = self.machine
-        self.machine, effects = tx.TRANSACTION.step(before, event)
-        ids = {"checkpoint_id": str(self.checkpoint_id)}
-        self.life.record("transaction", before.state, event, self.machine.state, **ids)
+        self.machine, effects = self.life.steps.step(
+            tx.TRANSACTION, self.machine, event, checkpoint_id=str(self.checkpoint_id)
+        )
         return effects
 
     def _fail(self, error: Exception) -> tuple[Effect, ...]:
@@ -225,7 +224,9 @@ class CheckpointRun:
         phases = await self._timed("prove", self.phases.prove)
         for member in self.life.deployment.members:
             self._step(tx.ProofGiven(member.name, member.control.seen_incarnation or "", phases[member.name]))
-        tx.TRANSACTION.step(self.machine, tx.DirectoryPublished())  # refused without every proof: nothing is renamed
+        self.life.steps.ask(  # refused without every proof: nothing is renamed
+            tx.TRANSACTION, self.machine, tx.DirectoryPublished(), checkpoint_id=str(self.checkpoint_id)
+        )
         with trio.CancelScope(shield=True):  # once it has begun, whoever interrupts it knows how it ended
             self._publication = await self._timed("publish", self.phases.publish)
         return [tx.DirectoryPublished()]

@@ -157,11 +157,13 @@ class Verdict:
     lost_results: tuple[str, ...] = ()
     doubled_results: tuple[str, ...] = ()
     differences: Mapping[str, str]
+    not_allowed: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        """No held turn ran again, no result is lost or doubled, and all is equal."""
-        return not (self.numbers.held_redone or self.lost_results or self.doubled_results or self.differences)
+        """No held turn ran again, no result is lost or doubled, all is equal, and every step was allowed."""
+        results = self.lost_results or self.doubled_results or self.differences
+        return not (self.numbers.held_redone or results or self.not_allowed)
 
     def line(self) -> str:
         """The last line."""
@@ -175,4 +177,5 @@ class Verdict:
             f"turns redone: {len(numbers.held_redone)} held by the checkpoint, {len(numbers.lost)} finished after it "
             f"(without checkpoints: {len(numbers.without)}); results lost {len(self.lost_results)}, "
             f"doubled {len(self.doubled_results)}; {equal}"
+            + (f"; a step that is NOT allowed: {self.not_allowed[0]}" if self.not_allowed else "")
         )

@@ -22,6 +22,8 @@ from .plan import Plan, read_plan
 
 CHAT_PATH: Final = "/v1/chat/completions"
 JOURNALS: Final = "journals"
+STEPS: Final = "steps"
+"""Where the processes write down the steps of their machines."""
 MODULES: Final[Mapping[str, str]] = {
     "policy": "model_servers",
     "judge": "model_servers",

@@ -14,12 +14,15 @@ from attrs import evolve, frozen
 from statecore.seams import on_disk
 
 from ..commands.console import count
+from ..journals.observers import COORDINATOR
+from ..journals.reading import files_in
+from ..journals.replaying import replayed
 from .counting import Held, Verdict, differences, numbers
 from .life import DemoError, Onward, Scene, first_life, only_life, run_rollouts, second_life
 from .lines import Line, read_journals
 from .picture import Picture, Tone
 from .plan import Kill, Plan, When
-from .servers import JOURNALS
+from .servers import JOURNALS, STEPS
 from .trainer import DemoTrainer
 from .worlds import World
 
@@ -117,20 +120,23 @@ async def _undisturbed(disturbed: Scene, home: Path, trainer: DemoTrainer, runni
     disturbed.picture.say(f"meanwhile, the same job undisturbed in servers of its own: {took:.1f} s")
 
 
-async def _ending(
-    scene: Scene, at_crash: tuple[Line, ...] | None, onward: Onward, undisturbed: DemoTrainer
-) -> Ending:
+async def _ending(scene: Scene, at_crash: tuple[Line, ...] | None, onward: Onward, undisturbed: DemoTrainer) -> Ending:
     """Everything is counted from the files. Without the lines at the crash it is all that the older servers wrote."""
     disk = scene.world.seams.disk
     lines = await on_disk(disk, read_journals, disk, scene.home / JOURNALS)
     if at_crash is None:
         at_crash = tuple(line for line in lines if line.epoch < onward.epoch)
     trainer = onward.trainer
+    written = await on_disk(disk, lambda: files_in(disk, scene.home / STEPS) | files_in(disk, scene.home, COORDINATOR))
+    steps = replayed(written)
+    allowed = "all allowed" if steps.allowed else "NOT all allowed"
+    scene.picture.say(f"steps of all machines, as written down: {steps.lines}, {allowed}")
     verdict = Verdict(
         numbers=numbers(at_crash, lines, onward.held),
         lost_results=trainer.lost(),
         doubled_results=trainer.doubled(),
         differences=differences(trainer.results(), undisturbed.results()),
+        not_allowed=tuple(map(str, steps.findings)),
     )
     scene.picture.headline = "the end"
     return Ending(verdict, onward.held, lines, trainer)

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from ..serving.launcher import Launcher, ProcessLauncher, ServerSpec
 from ..settings import Seams
-from .servers import MODULES, factory
+from .servers import MODULES, STEPS, factory
 
 CHECKPOINTS: Final = "checkpoints"
 LOGS: Final = "logs"
@@ -70,7 +70,11 @@ class ProcessWorld:
         self.token = self.seams.entropy.token_hex(16)
 
     def deployment(self, home: Path) -> Processes:
-        env = {"STATECORE_ENABLED": "true", "STATECORE_ROOT": str(home / CHECKPOINTS)}
+        env = {
+            "STATECORE_ENABLED": "true",
+            "STATECORE_ROOT": str(home / CHECKPOINTS),
+            "STATECORE_JOURNAL": str(home / STEPS),
+        }
         specs = [ServerSpec(name, factory(name), env) for name in MODULES]
         made = Processes(specs, home / LOGS, token=self.token, environment=self.environment, lifeline=True)
         self._deployments.append(made)

@@ -121,7 +121,7 @@ class GymResources(Resources[Slot]):
         if not 200 <= response.status < 300 or session_id is None:
             return None, response
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
-        session = Session(session_id, episode, self._state(session_id), machine)
+        session = Session(session_id, episode, self._state(session_id), machine, self.steps)
         with self._codec_holds():
             self._prove(session.state)
         session.step(seed)

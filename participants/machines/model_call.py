@@ -148,9 +148,9 @@ MODEL_CALL = Table(
 )
 
 
-def disposed(cut: Snapshot[CallState, CallData]) -> Snapshot[CallState, CallData]:
-    """The call at a commit: one that was frozen and has no row by now is left out of it, the others have theirs."""
-    return MODEL_CALL.step(cut, LeftOut())[0] if cut.state is CallState.FROZEN else cut
+def is_left_out(cut: Snapshot[CallState, CallData]) -> bool:
+    """Whether a commit leaves the call out: it was frozen and has no row by now; the others have theirs."""
+    return cut.state is CallState.FROZEN
 
 
 class ResponseState(StrEnum):

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from statecore import Refused
 
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.gate import (
     GATE,
     Admit,
@@ -61,7 +62,9 @@ class Admission:
         closed: bool = False,
         on_change: Callable[[], None] = lambda: None,
         on_hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+        steps: StepRecorder = UNRECORDED,
     ) -> None:
+        self._steps = steps
         self._gate = GATE.start(GateData(max_held=max_held))
         self._holds: set[_Hold] = set()
         self._waiters: set[_Hold] = set()  # settled things that wait for the opening; not counted as held
@@ -187,7 +190,7 @@ class Admission:
             raise refuse_request("participant_lost", "this server ends, and was closed for a checkpoint")
 
     def _step(self, event: object) -> tuple[Any, ...]:
-        self._gate, effects = GATE.step(self._gate, event)
+        self._gate, effects = self._steps.step(GATE, self._gate, event)
         for effect in effects:
             if effect.__class__ is ReleaseHeld:
                 self._release()

@@ -210,7 +210,7 @@ class Agent(Server):
         check_claim(episode, digest, unclaimed, None if live is None else live.task_digest)
         if live is None:
             self._retire_below(episode)
-            live = self._sessions[episode, key] = LiveSession(episode, key, task_digest=digest)
+            live = self._sessions[episode, key] = LiveSession(episode, key, task_digest=digest, steps=self.steps)
         self.fences.accept(episode)
         return live
 
@@ -367,7 +367,7 @@ class Agent(Server):
 
     def install(self, staged: Sequence[Staged], scope: frozenset[EpisodeId]) -> Sequence[str]:
         for each in staged:
-            live = LiveSession(each.episode, each.key, activations=each.session.activations)
+            live = LiveSession(each.episode, each.key, activations=each.session.activations, steps=self.steps)
             if each.boundary is not None and each.line is not None:
                 live.reopen_from(each.boundary, each.line)
             live.task_digest = each.session.task_digest or live.task_digest

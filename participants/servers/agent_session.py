@@ -19,6 +19,7 @@ from statecore import Snapshot, StatecoreError
 from statecore.wire import parse, sha256_hex, structure, unstructure
 
 from ..identity import EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.attempt import (
     ATTEMPT,
     AttemptState,
@@ -135,9 +136,13 @@ class LiveSession:
     reason: str = ""
     activity: Activity | None = None
     machine: Snapshot[AttemptState, bool] = field(factory=ATTEMPT.start)
+    steps: StepRecorder = UNRECORDED
 
     def step(self, event: object) -> None:
-        self.machine, _ = ATTEMPT.step(self.machine, event)
+        boundary = None if self.boundary is None else self.boundary.index
+        self.machine, _ = self.steps.step(
+            ATTEMPT, self.machine, event, self.episode, session=self.key, boundary=boundary, restart=self.restart
+        )
 
     @property
     def answered(self) -> int:

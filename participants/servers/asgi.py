@@ -93,6 +93,8 @@ class Served(Protocol):
     admission: Admission
     group: anyio.abc.TaskGroup | None
 
+    async def stopped(self) -> None: ...
+
     def stamp(self, reply: Json) -> Json: ...
 
     def capabilities(self) -> Json: ...
@@ -154,6 +156,8 @@ class Shell:
         finally:
             self.server.group = None
             self._over = True
+            with anyio.CancelScope(shield=True):
+                await self.server.stopped()
 
     async def _inner_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the application's lifespan, or a bare one for an application that has none."""

@@ -14,6 +14,7 @@ import anyio
 
 from statecore import Snapshot
 
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.model_call import RESPONSE, CallerLeft, ResponseReady, ResponseReleased, ResponseSent, ResponseState
 from ..net.http import Incoming, Message, Send, until_gone
 from .admission import Activity, Admission
@@ -77,17 +78,23 @@ class Delivery:
         recorder: Recorder,
         headers: list[tuple[bytes, bytes]],
         max_collected_bytes: int,
+        *,
+        steps: StepRecorder = UNRECORDED,
+        ticket: str = "",
     ) -> None:
         self.caller = Caller(request)
         self.failure: Exception | None = None
         self.begun = False
         self._path = request.path
+        self._episode = request.episode
         self._send = send
         self._admission = admission
         self._activity = activity
         self._recorder = recorder
         self._headers = headers
         self._max_collected_bytes = max_collected_bytes
+        self._steps = steps
+        self._ticket = ticket
         self._machine: Snapshot[ResponseState, None] = FIRST
         self._head: Message | None = None
         self._whole = False
@@ -115,7 +122,10 @@ class Delivery:
 
     def abandon(self) -> None:
         """Nothing more of it is sent."""
-        self._machine, _ = RESPONSE.step(self._machine, LEFT)
+        self._step(LEFT)
+
+    def _step(self, event: object) -> None:
+        self._machine, _ = self._steps.step(RESPONSE, self._machine, event, self._episode, ticket=self._ticket)
 
     def _begin(self, message: Message) -> None:
         headers = list(message.get("headers", ()))
@@ -144,7 +154,7 @@ class Delivery:
             await self._release()
             part = b"".join(self._parts)
         await self._send({"type": "http.response.body", "body": part, "more_body": False})
-        self._machine, _ = RESPONSE.step(self._machine, SENT)
+        self._step(SENT)
 
     def _collect(self, part: bytes) -> None:
         """The part of a stream is kept until the stream has ended, up to a bound; beyond it nothing can be inferred."""
@@ -163,14 +173,13 @@ class Delivery:
     async def _release(self) -> None:
         """The response may leave, and has started to; raises ClientGone or Refused where nobody is to get it."""
         assert self._head is not None, "a body without a start"
-        is_open = self._admission.is_open
-        self._machine, _ = RESPONSE.step(self._machine, READY if is_open else READY_WHILE_CLOSED)
+        self._step(READY if self._admission.is_open else READY_WHILE_CLOSED)
         try:
             await self._activity.stir(self.caller.gone)
         except Exception as failure:
             self.failure = failure
             self.abandon()
             raise
-        self._machine, _ = RESPONSE.step(self._machine, RELEASED)
+        self._step(RELEASED)
         self.begun = True
         await self._send(self._head)

@@ -120,7 +120,7 @@ class Environment(Server):
         (S15).
         """
         episode = execution.episode
-        live = LiveEpisode(episode, execution.task, execution.task_digest)
+        live = LiveEpisode(episode, execution.task, execution.task_digest, steps=self.steps)
         for other in self._pending:
             if other.rollout_id == episode.rollout_id and other != episode:
                 raise refuse_request("checkpoint_error", f"{other.key} continues a checkpoint and is not claimed yet")

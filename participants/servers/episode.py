@@ -20,6 +20,7 @@ from statecore import Snapshot, StatecoreError
 from statecore.wire import canonical, exact
 
 from ..identity import ACCESSES_HEADER, ACTIVATION_HEADER, POSITION_HEADER, SESSION_HEADER, VERIFY_HEADER, EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.episode_step import (
     EPISODE_STEP,
     EpisodeEnded,
@@ -64,9 +65,10 @@ class LiveEpisode:
     since: float = 0.0
     reason: str = "between two steps"
     machine: Snapshot[EpisodeState, int] = field(factory=EPISODE_STEP.start)
+    steps: StepRecorder = UNRECORDED
 
     def step(self, event: object) -> None:
-        self.machine, _ = EPISODE_STEP.step(self.machine, event)
+        self.machine, _ = self.steps.step(EPISODE_STEP, self.machine, event, self.episode)
 
     @property
     def blocks(self) -> bool:

@@ -19,6 +19,7 @@ from statecore import Refused, Snapshot, WireError, WireErrors
 from statecore.wire import digest, parse, sha256_hex, structure
 
 from ..identity import RECEIPT_HEADER, EpisodeId, highest_attempts
+from ..journals.recorder import StepRecorder
 from ..machines.handoff import HANDOFF, Acknowledged, Asked, Finished, Handoff, Kept
 from ..net.http import (
     JSON_TYPE,
@@ -141,6 +142,7 @@ class Host(Protocol):
     """The kind of server around the executions."""
 
     group: anyio.abc.TaskGroup | None
+    steps: StepRecorder
 
     def begin(self, execution: Execution) -> None:
         """Admission is asked and the restored state, if any, is claimed; Refused when the execution must not begin."""
@@ -189,11 +191,11 @@ class Executions:
     def _find(self, episode: EpisodeId, task: str) -> Execution | None:
         execution = self._executions.get(episode)
         if execution is not None:
-            HANDOFF.step(execution.handoff, Asked(task))
+            self._host.steps.step(HANDOFF, execution.handoff, Asked(task), episode)
             return execution
         released = self._released.get(episode)
         if released is not None:
-            HANDOFF.step(released, Asked(task))
+            self._host.steps.step(HANDOFF, released, Asked(task), episode)
         return None
 
     def _begin(self, episode: EpisodeId, task: Any) -> Execution:
@@ -228,7 +230,8 @@ class Executions:
             result_identity=self._seams.entropy.token_hex(16),
             result_sha256=_body_digest(response.body),
         )
-        execution.handoff, _ = HANDOFF.step(execution.handoff, Finished(receipt.header))
+        finished = Finished(receipt.header)
+        execution.handoff, _ = self._host.steps.step(HANDOFF, execution.handoff, finished, execution.episode)
         execution.receipt = receipt
         self._retained_bytes += len(response.body)
         return Response(response.status, (*response.headers, (RECEIPT_HEADER, receipt.header)), response.body)
@@ -248,7 +251,7 @@ class Executions:
         if machine is None:
             return "unknown"
         try:
-            after, _ = HANDOFF.step(machine, Acknowledged(receipt.header))
+            after, _ = self._host.steps.step(HANDOFF, machine, Acknowledged(receipt.header), receipt.episode)
         except Refused as refused:
             return "mismatched" if refused.code == "receipt_mismatch" else "unknown"
         if execution is not None:

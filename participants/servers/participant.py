@@ -22,6 +22,7 @@ from statecore.wire import digest, encode, parse
 
 from ..files.snapshots import read_part, resolve_below
 from ..identity import EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.control import (
     PARTICIPANT,
     AnswerAgain,
@@ -62,6 +63,7 @@ from .part import Json, Part
 from .part_writer import PartWriter, Write
 
 BLOCKERS_SHOWN: Final = 100
+RETIRED_TOLD: Final = 50  # of one call, in the journal
 RECHECK_S: Final = 1.0  # a wait for readiness looks again at least this often
 
 
@@ -77,6 +79,7 @@ class Participant:
         admission: Admission,
         fences: Fences,
         incarnation: str,
+        steps: StepRecorder = UNRECORDED,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -85,6 +88,7 @@ class Participant:
         self.admission = admission
         self.fences = fences
         self.incarnation = incarnation
+        self._steps = steps
         self._machine = new_process(
             self.incarnation,
             epoch=settings.epoch,
@@ -155,7 +159,7 @@ class Participant:
             "lease_expires_at": self.control.lease_until,
             "retired_rollouts": len(self.fences.retired),
             "report": self.report_json(),
-        } | self.part.status()
+        } | self._steps.state() | self.part.status()
 
     # --- the verbs
 
@@ -228,15 +232,16 @@ class Participant:
         arguments = _arguments(call.checkpoint_dir, call.episode_ids)
         async with self._turn(call.deadline_ts):
             requested = CommitRequested(**address, arguments=arguments)
-            _, effects = PARTICIPANT.step(self._machine, requested)
+            effects = self._ask(requested)
             again = next((effect for effect in effects if isinstance(effect, AnswerAgain)), None)
             if again is not None:
+                self._step(requested)
                 return _json(again.reply)
             self._check_commit(scope)
             directory = await self._below_root(call.checkpoint_dir)
-            after, effects = PARTICIPANT.step(self._machine, requested)  # again: the lease may have ended meanwhile
+            self._ask(requested)  # again: the lease may have ended meanwhile
             self.part.check_scope(scope)
-            self._machine = after  # from here on directory and scope are pinned
+            effects = self._step(requested)  # from here on directory and scope are pinned
             self._settle_effects(effect for effect in effects if isinstance(effect, ArmLease))
             assert self._group is not None, "the server's lifespan has not run"
             write = self._writer.begin(
@@ -322,7 +327,7 @@ class Participant:
             raise Refused(
                 "deadline_exceeded", self.phase, call, (), f"checkpoint {call.checkpoint_id!r} deadline passed"
             )
-        PARTICIPANT.step(self._machine, PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
+        self._ask(PartInstalled(call.checkpoint_id))  # refused first, if it broke meanwhile (I52)
         return self.part.install(staged, scope)
 
     def _read_files(self, directory: Path, scope: frozenset[EpisodeId]) -> RecordsPart:
@@ -341,7 +346,7 @@ class Participant:
 
     async def _retire(self, call: Retire, address: Json) -> Json:
         async with self._turn(call.deadline_ts):
-            self._settle_effects(self._step(RetireRequested(**address)))
+            self._settle_effects(self._step(RetireRequested(**address), retired=call.episode_ids))
             self.fences.retire(call.episode_ids)
             self.admission.wake(episode.rollout_id for episode in call.episode_ids)
             with anyio.move_on_after(max(0.0, call.deadline_ts - self.seams.clock.time())) as scope:
@@ -361,9 +366,16 @@ class Participant:
 
     # --- steps and what they owe
 
-    def _step(self, event: object) -> Sequence[object]:
-        self._machine, effects = PARTICIPANT.step(self._machine, event)
+    def _step(self, event: object, *, retired: Sequence[EpisodeId] = ()) -> Sequence[object]:
+        told = _about(event)
+        if retired and self._steps.journal is not None:
+            told["retired"] = [[each.rollout_id, each.attempt] for each in retired[:RETIRED_TOLD]]
+        self._machine, effects = self._steps.step(PARTICIPANT, self._machine, event, **told)
         return effects
+
+    def _ask(self, event: object) -> Sequence[object]:
+        """What a step would owe, which is not made."""
+        return self._steps.ask(PARTICIPANT, self._machine, event, **_about(event))
 
     def _perform(self, effects: Iterable[object]) -> Json | None:
         """The effects happened in order; the reply that they hold, if any."""
@@ -443,6 +455,11 @@ class _Turn:
 
     async def __aexit__(self, *_error: object) -> None:
         self._lock.release()
+
+
+def _about(event: object) -> Json:
+    """Which checkpoint an event of the participant is about; only one that broke is about none."""
+    return {"checkpoint_id": getattr(event, "checkpoint_id", None)}
 
 
 def _arguments(directory: str, episodes: Sequence[EpisodeId] | None) -> str:

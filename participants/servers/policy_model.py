@@ -28,7 +28,8 @@ from ..machines.model_call import (
     CallState,
     Completed,
     Failed,
-    disposed,
+    LeftOut,
+    is_left_out,
 )
 from ..net.http import ASGIApp, Incoming, Send, invalid_body, refuse_request, send_answer, serve
 from ..records.records import ModelRecord, ModelRow
@@ -99,6 +100,11 @@ class ModelCall:
     @property
     def episode(self) -> EpisodeId | None:
         return self.request.episode
+
+    def step(self, event: object) -> Snapshot[CallState, CallData]:
+        """The machine of its generation after `event`."""
+        self.cut, _ = self.server.steps.step(MODEL_CALL, self.cut, event, self.episode, ticket=self.ticket_id)
+        return self.cut
 
     def ended(self, status: int, reply: bytes, streamed: bool) -> None:
         """The generation is over; its row, if it has one, is in the ledger before anything of the response leaves."""
@@ -214,7 +220,10 @@ class PolicyModel(Server):
         if request.incarnation is not None:
             headers.append((PROCESS_HEADER, request.incarnation.encode()))
         limit = self.settings.max_body_bytes
-        delivery = call.delivery = Delivery(request, send, self.admission, call.activity, call, headers, limit)
+        delivery = call.delivery = Delivery(
+            request, send, self.admission, call.activity, call, headers, limit,
+            steps=self.steps, ticket=call.ticket_id,
+        )  # fmt: skip
         reason = "no whole response"
         try:
             with call.scope:
@@ -256,11 +265,11 @@ class PolicyModel(Server):
             if failure_reason is None and self._staging_key is not None:
                 key = self._staging_key(origin.episode, origin.model_call_id)
             row = origin.row(self.epoch, key, failure_reason)
-        call.cut, _ = MODEL_CALL.step(call.cut, outcome)
+        cut = call.step(outcome)
         if origin is None or row is None or self.fences.is_over(origin.episode):
             return
         entry = Entry(row, length, digests)
-        if call.cut.data.ended_after_cut:
+        if cut.data.ended_after_cut:
             self._late.append((origin.episode, entry))
         else:
             self.ledger.add(origin.episode, entry)
@@ -286,12 +295,12 @@ class PolicyModel(Server):
     def prepared(self, left_out: frozenset[str]) -> None:
         """The accepted calls are frozen: all that are here, since nobody was admitted after the closing."""
         for call in self._calls.values():
-            call.cut, _ = MODEL_CALL.step(call.cut, CLOSED)
+            call.step(CLOSED)
 
     def opened(self) -> None:
         """Cuts are over; calls that ended after theirs get their rows, before their responses are let out."""
         for call in self._calls.values():
-            call.cut, _ = MODEL_CALL.step(call.cut, OPENED)
+            call.step(OPENED)
         late, self._late = self._late, []
         for episode, entry in late:
             if not self.fences.is_over(episode):
@@ -302,7 +311,8 @@ class PolicyModel(Server):
         if scope is None:
             raise refuse_request("checkpoint_error", NO_SCOPE)
         for call in self._calls.values():
-            call.cut = disposed(call.cut)
+            if is_left_out(call.cut):
+                call.step(LeftOut())
         self._left_out = sum(call.cut.state is CallState.EXCLUDED for call in self._calls.values())
 
     def export(self, scope: frozenset[EpisodeId] | None) -> Iterable[Json]:

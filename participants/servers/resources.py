@@ -337,7 +337,7 @@ class Resources(Server, Generic[S]):
             return known
         self.check_may_seed(request, episode)
         machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
-        session = Session(self.seams.entropy.token_hex(16), episode, state, machine)
+        session = Session(self.seams.entropy.token_hex(16), episode, state, machine, self.steps)
         session.step(event)
         if self.settings.enabled:
             session.seeded = Operation(operation_id, encode_body(reply).decode())  # as the response has it
@@ -348,6 +348,8 @@ class Resources(Server, Generic[S]):
     def check_may_seed(self, request: Incoming, episode: EpisodeId | None) -> None:
         """A seed that found no session may make one; Refused if it came for its record, or late."""
         check_admitted(request)
+        if episode is not None:
+            self.fences.check(episode)  # it may have been retired since it was admitted (I8)
         if request.tried is not None and self._book.has_closed(episode, _operation(request) or ""):
             raise refuse_request("session_lost", "this seed is late: its session was closed")
 
@@ -562,7 +564,7 @@ class Resources(Server, Generic[S]):
     def install(self, staged: Sequence[Staged[S]], scope: frozenset[EpisodeId]) -> Sequence[str]:
         for each in staged:
             machine = RESOURCE_SESSION.start(SessionData(max_operations=self.settings.max_operations))
-            session = Session(each.session_id, each.episode, each.state, machine)
+            session = Session(each.session_id, each.episode, each.state, machine, self.steps)
             session.step(Installed(each.position, each.operations))
             self._book.add(session)
         for episode in scope:

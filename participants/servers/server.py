@@ -16,8 +16,10 @@ import anyio.abc
 import httpx
 
 from statecore import DefinitionError, Refused
+from statecore.seams import on_disk
 
 from ..identity import EpisodeId
+from ..journals.recorder import StepRecorder
 from ..net.http import ASGIApp, Incoming, Send, until_gone
 from ..net.posts import Posts
 from ..settings import Seams, Settings
@@ -61,21 +63,35 @@ class Server(ABC):
         self.fences = Fences()
         self.incarnation = self.seams.entropy.token_hex(16)  # this process, in every reply
         self.participant: Participant | None = None
+        self._files = settings.journal_of(f"{name}-{self.incarnation}", self.seams) if settings.enabled else None
+        self.steps = StepRecorder(self._files or (self.seams.journal if settings.enabled else None), self._journal_ids)
         self.admission = Admission(
             settings.max_held,
             closed=settings.enabled and settings.epoch_required,
             on_change=self._on_change,
             on_hold=self._on_hold,
+            steps=self.steps,
         )
         self._transport = transport
         self._posts: Posts | None = None
         if settings.enabled and self._takes_part():
             self.participant = Participant(
-                name, self.settings, self.seams, self, self.admission, self.fences, self.incarnation
+                name, self.settings, self.seams, self, self.admission, self.fences, self.incarnation, self.steps
             )
 
     def _takes_part(self) -> bool:
         return True
+
+    def _journal_ids(self) -> Json:
+        """What every line of this process carries: who it is, and which checkpoint is open here."""
+        participant = self.participant
+        return {
+            "process": self.name,
+            "kind": self.kind,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch if participant is not None else self.settings.epoch,
+            "checkpoint_id": None if participant is None else participant.control.checkpoint_id,
+        }
 
     def _on_change(self) -> None:
         if self.participant is not None:
@@ -90,6 +106,11 @@ class Server(ABC):
             yield
         finally:
             telemetry.record(HOLD_SECONDS, self.seams.clock.monotonic() - began, {SERVER: self.name})
+
+    async def stopped(self) -> None:
+        """Nothing is served any more: its journal, if it keeps one in files, is whole."""
+        if self._files is not None:
+            await on_disk(self.seams.disk, self._files.close)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """`app` behind the control plane; `app` itself when checkpointing is off."""

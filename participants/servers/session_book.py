@@ -16,6 +16,7 @@ from attrs import define, field
 from statecore import Snapshot
 
 from ..identity import EpisodeId
+from ..journals.recorder import UNRECORDED, StepRecorder
 from ..machines.resource_session import RESOURCE_SESSION, Closed, Operation, SessionData, SessionState
 from ..net.http import refuse_request
 from ..records.positions import Position
@@ -33,6 +34,7 @@ class Session(Generic[S]):
     episode: EpisodeId | None
     state: S
     machine: Snapshot[SessionState, SessionData]
+    steps: StepRecorder = UNRECORDED
     lock: anyio.Lock = field(factory=lambda: anyio.Lock(fast_acquire=True))
     seeded: Operation | None = None
     verified: Operation | None = None
@@ -53,7 +55,13 @@ class Session(Generic[S]):
         return is_there and self.seeded is not None and self.seeded.operation_id == operation_id
 
     def step(self, event: object) -> None:
-        self.machine, _ = RESOURCE_SESSION.step(self.machine, event)
+        position = self.machine.data.position
+        self.machine, _ = self.steps.step(
+            RESOURCE_SESSION, self.machine, event, self.episode,
+            session=self.session_id,
+            revision=None if position is None else position.revision,
+            operation=getattr(event, "operation_id", None),
+        )  # fmt: skip
 
 
 class SessionBook(Generic[S]):

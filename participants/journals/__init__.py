@@ -1,0 +1,1 @@
+"""What the machines of a process did, written down as they do it."""
