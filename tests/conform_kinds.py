@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from participants.conformance import Driver, Report, Rules, Subject, Target, conform
 from participants.identity import EpisodeId, with_prefix
@@ -20,8 +20,11 @@ from statecore.seams import SeededEntropy
 from tests.served_kinds import Fleet, run
 from tests.small_job import ROOT, TOKEN, answer, counter_resources, counting_agent, counting_environment
 
+Transport = httpx.AsyncBaseTransport
+Before = Callable[..., Awaitable[None]]
 RULES = Rules(max_wait_s=3600.0)
-Maker = Callable[[Settings, Seams, httpx.AsyncBaseTransport], ASGIApp]
+Maker = Callable[..., ASGIApp]
+"""Makes a server from settings, seams, a transport, and what it awaits inside of a step."""
 
 
 @define(eq=False)
@@ -47,10 +50,10 @@ class Kind(Driver):
         config = self.fleet.config("policy_model", "tools", "simple_agent", "env", **self.config)
         seams, transport = self.fleet.seams(self.name), self.fleet.network.transport(self.name)
         self.fleet.life += 1
-        await self.fleet.network.restart(self.name, (self.make or self.made)(config, seams, transport))
+        await self.fleet.network.restart(self.name, (self.make or self.made)(config, seams, transport, self.before))
         return self.target()
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
         raise NotImplementedError
 
     @asynccontextmanager
@@ -81,8 +84,8 @@ class Kind(Driver):
 class Tools(Kind):
     """A resources server: sessions that count."""
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
-        return counter_resources(config, seams, transport, before=self.before)
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
+        return counter_resources(config, seams, transport, before=before)
 
     async def start(self, server: Subject, episode: EpisodeId) -> None:
         reply = await self.touch(server, episode)
@@ -99,7 +102,7 @@ class Tools(Kind):
 class Policy(Kind):
     """A policy model server, whose streamed replies may stop in their middle."""
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
         return PolicyModel(self.name, config, self.generate, seams=seams, transport=transport).app()
 
     async def generate(self, path: str, body: dict[str, Any]) -> Any:
@@ -134,7 +137,7 @@ class Looping(Kind):
             await trio.sleep_forever()
         return answer(path, body)
 
-    def agent(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport, **options: Any) -> ASGIApp:
+    def agent(self, config: Settings, seams: Seams, transport: Transport, **options: Any) -> ASGIApp:
         return counting_agent(config, seams, transport, **options)
 
     async def others(self) -> None:
@@ -164,21 +167,21 @@ class Looping(Kind):
 class Counting(Looping):
     """An agent that owns its episodes."""
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
-        return counting_agent(config, seams, transport, seeds=True, before=self.before)
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
+        return counting_agent(config, seams, transport, seeds=True, before=before)
 
 
 class Playing(Looping):
     """An environment."""
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
-        return counting_environment(config, seams, transport, before=self.before)
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
+        return counting_environment(config, seams, transport, before=before)
 
 
 class Judge(Kind):
     """An auxiliary model server."""
 
-    def made(self, config: Settings, seams: Seams, transport: httpx.AsyncBaseTransport) -> ASGIApp:
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
         return AuxiliaryModel(self.name, config, answer, seams=seams, transport=transport).app()
 
 
@@ -201,21 +204,13 @@ async def standing(fleet: Fleet, kind: str, **options: Any) -> Kind:
     return made
 
 
-def conformance(kind: str, *, groups: Any = None, **options: Any) -> Report:
-    """What comes of all checks of such a server."""
+def conformance(kind: str, *only: str, **options: Any) -> Report:
+    """What comes of all checks of such a server, or of these."""
     found: list[Report] = []
 
     async def test(fleet: Fleet) -> None:
         made = await standing(fleet, kind, **options)
-        only = {} if groups is None else {"groups": groups}
-        found.append(await conform(made.target(), made, rules=RULES, **only))
+        found.append(await conform(made.target(), made, rules=RULES, only=only))
 
     run(test)
     return found[0]
-
-
-def with_other(target: Target, **changes: Any) -> Target:
-    return evolve(target, **changes)
-
-
-Work = Callable[[Fleet], Awaitable[None]]

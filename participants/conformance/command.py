@@ -23,7 +23,7 @@ from ..commands.doctor import add_token, checked_urls, found_token, printable, s
 from ..commands.examination import Answers, examine
 from ..commands.findings import UNAUTHORIZED, of_error
 from ..net.client import make_client
-from .check import Group
+from .check import Group, every_check
 from .drivers import DRIVERS, made_of
 from .report import Report, Result, Row, as_json, tell
 from .runner import InUse, conform
@@ -58,8 +58,8 @@ def register(commands: Any) -> None:
         "or [PATH, BODY] of a tool call",
     )  # fmt: skip
     parser.add_argument(
-        "--only", action="append", choices=[str(each) for each in Group], metavar="GROUP",
-        help=f"ask this group alone (may be given several times): {', '.join(Group)}",
+        "--only", action="append", default=[], metavar="GROUP[/CHECK]",
+        help=f"ask this group or check alone (may be given several times); groups: {', '.join(Group)}",
     )  # fmt: skip
     parser.add_argument(
         "--max-wait", type=seconds, default=Rules().max_wait_s, metavar="S",
@@ -79,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
     if args.root is not None and not (args.root.is_absolute() and args.root.is_dir()):
         raise UsageError(f"--root {args.root}: name a directory that is there, by its absolute path")
     driver = chosen(args.driver, args.task)
-    groups = [Group(each) for each in args.only] if args.only else list(Group)
+    unknown = sorted(set(args.only) - {*map(str, Group), *every_check()})
+    if unknown:
+        raise UsageError(f"--only {unknown[0]}: there is no such group or check; groups are {', '.join(Group)}")
     told = _tell_row if args.verbose and not args.json else lambda row: None
     asked = partial(
-        ask, target, driver, groups=groups, rules=Rules(max_wait_s=args.max_wait), live=args.yes, on_row=told
+        ask, target, driver, only=args.only, rules=Rules(max_wait_s=args.max_wait), live=args.yes, on_row=told
     )
     found = trio.run(asked)
     if isinstance(found, tuple):

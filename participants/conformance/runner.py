@@ -15,7 +15,7 @@ from attrs import frozen
 from statecore.errors import StatecoreError
 
 from ..coordination.introduction import Role
-from .check import Check, Group, every_check
+from .check import Check, every_check
 from .report import Finding, Report, Result, Row
 from .said import DoesNotApply, NotConforming, NotTried
 from .subject import Rules, Standing, subject, told
@@ -44,22 +44,22 @@ async def conform(
     target: Target,
     driver: Driver | None = None,
     *,
-    groups: Iterable[Group] = Group,
+    only: Iterable[str] = (),
     rules: Rules | None = None,
     live: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Report:
-    """The report of all checks of these groups that concern this kind of server.
+    """The report of all checks that concern this kind of server, or of `only` these groups and checks, by full name.
 
     `live`: rollouts that are on it may be disturbed. Raises InUse, and NotConforming if it does not answer at all as a
     server of this protocol.
     """
-    driver, rules, wanted = driver or Driver(), rules or Rules(), frozenset(groups)
+    driver, rules, wanted = driver or Driver(), rules or Rules(), frozenset(only)
     found = await look(target, driver, rules, live=live)
     rows: list[Row] = []
     known = True
     for each in every_check().values():
-        if each.group not in wanted or not found.concerns(each):
+        if not found.concerns(each) or (wanted and not wanted & {str(each.group), each.full_name}):
             continue
         if known:
             row = await made(each, target, driver, rules, found)

@@ -300,6 +300,18 @@ class Subject:
         if scope.cancelled_caught:
             raise NotTried(f"the driver's start() did not end within {PATIENCE_S:g} s")
 
+    @asynccontextmanager
+    async def blocking(self) -> AsyncIterator[EpisodeId]:
+        """Inside of the block an execution, which is given, does something that a prepare has to wait for."""
+        episode = self.episode()
+        with trio.move_on_after(PATIENCE_S) as scope:
+            async with self.driver.blocking(self, episode):
+                scope.deadline = math.inf
+                yield episode
+        if scope.cancelled_caught:
+            came = f"the driver's blocking() had not begun after {PATIENCE_S:g} s"
+            raise NotConforming(self.touching(episode), came, "it to begin: the server is open")
+
     async def touch(self, episode: EpisodeId, within_s: float = PATIENCE_S) -> Said | None:
         """The answer to a data request of the execution; None if there is none in time, and it has been given up."""
         self.calls += 1

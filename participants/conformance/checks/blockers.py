@@ -16,9 +16,8 @@ async def are_named(server: Subject) -> None:
     """A prepare that is not ready in time names the execution that it waits for, in its answer and in every status;
     when that has ended, the same prepare is ready.
     """
-    episode = server.episode()
     checkpoint_id = server.new_id()
-    async with server.driver.blocking(server, episode):
+    async with server.blocking() as episode:
         said = await server.call("prepare", checkpoint_id, within_s=server.rules.moment_s)
         if said.answer.get("phase") == "prepared":
             _restarts_or_nothing(said, episode.key)

@@ -57,7 +57,7 @@ async def a_wait_ends_at_its_deadline(server: Subject) -> None:
     later deadline it goes on waiting.
     """
     checkpoint_id = server.new_id()
-    async with server.driver.blocking(server, server.episode()):
+    async with server.blocking():
         for _ in range(2):
             deadline_ts = server.deadline(server.rules.moment_s)
             said = await server.post("prepare", {"checkpoint_id": checkpoint_id, "deadline_ts": deadline_ts})
@@ -79,7 +79,7 @@ async def what_comes_while_a_prepare_waits(server: Subject) -> None:
     async def wait() -> None:
         answers.append(await server.call("prepare", checkpoint_id, within_s=30.0))
 
-    async with server.driver.blocking(server, server.episode()), trio.open_nursery() as nursery:
+    async with server.blocking(), trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await trio.sleep(server.rules.moment_s)
         if answers and answers[0].answer.get("phase") == "prepared":

@@ -54,7 +54,7 @@ async def ends_in_a_committed_server(server: Subject) -> None:
 @check(Group.LEASE, WRITTEN, "I14", "I20", "I21")
 async def ends_in_a_waiting_server(server: Subject) -> None:
     """Not ready, and left alone: at the end of its lease the server is idle, whatever it waited for."""
-    async with server.driver.blocking(server, server.episode()):
+    async with server.blocking():
         await _left_alone(server, commits=False)
 
 

@@ -82,7 +82,7 @@ async def of_a_prepare_that_waits(server: Subject) -> None:
     ends it.
     """
     checkpoint_id = server.new_id()
-    async with server.driver.blocking(server, server.episode()):
+    async with server.blocking():
         body = server.body(checkpoint_id, server.rules.moment_s)
         await server.lost("prepare", body)
         said = (await server.call("prepare", checkpoint_id, within_s=server.rules.moment_s)).ok()

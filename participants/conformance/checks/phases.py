@@ -162,7 +162,7 @@ async def preparing(server: Subject) -> None:
 
     here = await Walk.begin(server)
     here.shadow.quiet = False
-    async with server.driver.blocking(server, server.episode()):
+    async with server.blocking():
         await every_call(here, reach)
 
 

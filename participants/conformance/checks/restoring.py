@@ -218,6 +218,16 @@ async def what_is_damaged_is_refused(server: Subject) -> None:
             _invalid(said, what)
 
 
+@check(Group.EXPORT_RESTORE, WRITTEN, "I17", "I51", "S25")
+async def a_failed_restore_leaves_it_open(server: Subject) -> None:
+    """After a restore that failed the server serves rollouts, and the same id may be tried again."""
+    restore_id = server.new_id()
+    for _ in range(2):
+        said = await server.call("restore", restore_id, checkpoint_dir="nowhere", episode_ids=[])
+        _invalid(said, "no such directory")
+        await server.accepted(server.episode())
+
+
 def _invalid(said: Said, what: str) -> None:
     if said.code != "invalid_checkpoint_state" or said.status != 422:
         raise said.differs(f"422 invalid_checkpoint_state: there is {what}")
