@@ -61,7 +61,7 @@ class Front:
         status, reply = self.answered(verb, body, start["status"], json.loads(b"".join(each["body"] for each in parts)))
         content = json.dumps(reply).encode()
         headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-        await send(start | {"status": status, "headers": headers})
+        await send({"type": start["type"], "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import trio
 from attrs import define, field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from participants.conformance import Driver, Report, Rules, Subject, Target, conform
 from participants.identity import EpisodeId, with_prefix
 from participants.net.http import ASGIApp
 from participants.servers.auxiliary_model import AuxiliaryModel
+from participants.servers.modes import Mode
 from participants.servers.policy_model import PolicyModel
+from participants.servers.resources import Resources
 from participants.settings import Seams, Settings
 from statecore.seams import SeededEntropy
 from tests.served_kinds import Fleet, run
@@ -35,6 +42,8 @@ class Kind(Driver):
     name: str = ""
     make: Maker | None = None
     config: dict[str, Any] = field(factory=dict)
+    options: dict[str, Any] = field(factory=dict)
+    root: Path = ROOT
     slow: trio.Event | None = None
     held: trio.Event = field(factory=trio.Event)
 
@@ -42,12 +51,12 @@ class Kind(Driver):
         seams = Seams(clock=self.fleet.clock, disk=self.fleet.disk, entropy=SeededEntropy(f"conform-{self.fleet.life}"))
         network = self.fleet.network
         return Target(
-            url=network.url(self.name), token=TOKEN, root=ROOT, transport=network.transport("conform"), seams=seams
+            url=network.url(self.name), token=TOKEN, root=self.root, transport=network.transport("conform"), seams=seams
         )
 
     async def up(self) -> Target:
         """A process that has served nothing, in the place of one that was there."""
-        config = self.fleet.config("policy_model", "tools", "simple_agent", "env", **self.config)
+        config = self.fleet.config("policy_model", "tools", "simple_agent", "env", **{"root": self.root} | self.config)
         seams, transport = self.fleet.seams(self.name), self.fleet.network.transport(self.name)
         self.fleet.life += 1
         await self.fleet.network.restart(self.name, (self.make or self.made)(config, seams, transport, self.before))
@@ -56,8 +65,11 @@ class Kind(Driver):
     def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
         raise NotImplementedError
 
+    def fresh(self) -> AbstractAsyncContextManager[Target]:
+        return self._fresh()
+
     @asynccontextmanager
-    async def fresh(self) -> AsyncIterator[Target]:
+    async def _fresh(self) -> AsyncIterator[Target]:
         yield await self.up()
 
     async def before(self, *_question: str) -> None:
@@ -73,8 +85,10 @@ class Kind(Driver):
         server.background(self.work, server, episode)
         await self.held.wait()
         self.slow = None
-        yield
-        slow.set()
+        try:
+            yield
+        finally:
+            slow.set()
 
     async def work(self, server: Subject, episode: EpisodeId) -> None:
         """Something of the execution that takes until it is let go."""
@@ -85,7 +99,7 @@ class Tools(Kind):
     """A resources server: sessions that count."""
 
     def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
-        return counter_resources(config, seams, transport, before=before)
+        return counter_resources(config, seams, transport, before=before, **self.options)
 
     async def start(self, server: Subject, episode: EpisodeId) -> None:
         reply = await self.touch(server, episode)
@@ -97,6 +111,25 @@ class Tools(Kind):
         if seeded.status_code != 200:
             return seeded
         return await server.client.post(server.url + with_prefix(episode, "/increment"), json={"by": 2})
+
+
+class Search(Kind):
+    """A stateless resources server: it answers, and keeps nothing."""
+
+    def made(self, config: Settings, seams: Seams, transport: Transport, before: Before) -> ASGIApp:
+        server: Resources[None] = Resources(self.name, config, seams=seams, mode=Mode.STATELESS)
+
+        async def search(_request: Request) -> Response:
+            await before()
+            return JSONResponse({"found": []})
+
+        return server.wrap(Starlette(routes=[Route("/search", search, methods=["POST"])]))
+
+    async def start(self, server: Subject, episode: EpisodeId) -> None:
+        await self.touch(server, episode)
+
+    async def touch(self, server: Subject, episode: EpisodeId) -> httpx.Response:
+        return await server.client.post(server.url + with_prefix(episode, "/search"), json={"for": "anything"})
 
 
 class Policy(Kind):
@@ -190,6 +223,7 @@ KINDS: dict[str, tuple[str, type[Kind]]] = {
     "agent": ("simple_agent", Counting),
     "resources": ("tools", Tools),
     "environment": ("env", Playing),
+    "stateless resources": ("search", Search),
     "judge": ("judge", Judge),
 }
 

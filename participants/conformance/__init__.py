@@ -10,10 +10,11 @@ from .report import Report, Result, Row
 from .runner import InUse, conform
 from .said import DoesNotApply, NotConforming, NotTried, Said
 from .subject import Rules, Subject
-from .suite import ConformanceSuite
+from .suite import AuxiliarySuite, ConformanceSuite
 from .target import Driver, Target
 
 __all__ = [
+    "AuxiliarySuite",
     "Check",
     "ConformanceSuite",
     "DoesNotApply",

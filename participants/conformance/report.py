@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
@@ -9,8 +10,10 @@ from typing import Any, Final
 from attrs import frozen
 
 from ..commands.console import Block, Grid, count
-from ..commands.doctor import printable
+from ..commands.doctor import WIDTH, printable
 from .check import Check, Group
+
+LABEL: Final = 9
 
 
 class Result(StrEnum):
@@ -94,14 +97,14 @@ def tell(report: Report, *, verbose: bool = False) -> Iterator[Block]:
             ("written", f"docs/reference/{row.check.written}{_numbers(row.check)}"),
         ):
             yield f"  {label:{LABEL}}{printable(text)}"
-    quiet = [row for row in report.rows if row.result is Result.NOT_TRIED or (verbose and row.reason)]
-    if quiet:
+    quiet: dict[str, list[str]] = {}
+    for row in report.rows:
+        if row.result is Result.NOT_TRIED or (verbose and row.reason):
+            quiet.setdefault(f"{row.result}: {row.reason}", []).append(row.check.full_name)
+    for reason, names in quiet.items():
         yield ""
-    for row in quiet:
-        yield f"{row.result} {row.check.full_name}: {printable(row.reason)}"
-
-
-LABEL: Final = 9
+        yield printable(reason)
+        yield textwrap.indent(textwrap.fill(", ".join(names), WIDTH - 2, break_on_hyphens=False), "  ")
 
 
 def _numbers(check: Check) -> str:

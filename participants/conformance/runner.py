@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from statecore.errors import StatecoreError
 
@@ -63,7 +63,7 @@ async def conform(
             continue
         if known:
             row = await made(each, target, driver, rules, found)
-            known = row.finding is None or await _is_as_found(target, driver, rules, found)
+            known = row.finding is None or await _untidy(target, driver, rules, found, "") is None
         else:
             row = Row(each, Result.NOT_TRIED, reason=UNKNOWN)
         rows.append(row)
@@ -91,31 +91,33 @@ async def look(target: Target, driver: Driver, rules: Rules, *, live: bool) -> F
 
 
 async def made(each: Check, target: Target, driver: Driver, rules: Rules, found: Found) -> Row:
-    """The row of one check."""
+    """The row of one check. One that went well and leaves the server otherwise than it was found, did not."""
     calls = 0
+    row = Row(each, Result.OK)
     try:
         async with subject(target, driver, rules) as server:
             try:
                 await each.run(server)
             finally:
                 calls = server.calls
-        if found.standing is not None:
-            await _as_found(target, driver, rules, found, f"{each.full_name}, and all it had made was ended")
     except Exception as error:
-        return _row(each, error, calls)
-    return Row(each, Result.OK, calls)
+        row = _row(each, error)
+    if row.finding is None:
+        finding = await _untidy(target, driver, rules, found, f"{each.full_name}, and all it had made was ended")
+        row = row if finding is None else Row(each, Result.FAILED, finding=finding)
+    return evolve(row, calls=calls)
 
 
-def _row(each: Check, error: Exception, calls: int) -> Row:
+def _row(each: Check, error: Exception) -> Row:
     """What an exception means for a check; one that is none of ours is a mistake here or in a driver, and raised."""
     leaves = list(_leaves(error))
     for leaf in leaves:
         if isinstance(leaf, NotConforming):
-            return Row(each, Result.FAILED, calls, Finding(leaf.sent, leaf.came, leaf.expected))
+            return Row(each, Result.FAILED, finding=Finding(leaf.sent, leaf.came, leaf.expected))
     for leaf in leaves:
         if isinstance(leaf, NotTried | DoesNotApply):
             result = Result.NOT_TRIED if isinstance(leaf, NotTried) else Result.DOES_NOT_APPLY
-            return Row(each, result, calls, reason=str(leaf.args[0]))
+            return Row(each, result, reason=str(leaf.args[0]))
     raise error
 
 
@@ -127,22 +129,16 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-async def _as_found(target: Target, driver: Driver, rules: Rules, found: Found, after: str) -> None:
-    """The server is open and holds no more than before. Raises NotConforming."""
-    assert found.standing is not None
-    async with subject(target, driver, rules) as server:
-        now = await server.standing()
+async def _untidy(target: Target, driver: Driver, rules: Rules, found: Found, after: str) -> Finding | None:
+    """None if the server is open and holds no more than before; else what it is."""
+    if found.standing is None:
+        return None
+    try:
+        async with subject(target, driver, rules) as server:
+            now = await server.standing()
+    except NotConforming as error:
+        return Finding(error.sent, error.came, error.expected)
     more = any(number > found.standing.counts.get(name, 0) for name, number in now.counts.items())
     if now.phase != "idle" or now.checkpoint_id is not None or more or now.retired > found.standing.retired:
-        raise NotConforming(after, told(now), f"as it was found: {told(found.standing)}")
-
-
-async def _is_as_found(target: Target, driver: Driver, rules: Rules, found: Found) -> bool:
-    if found.standing is None:
-        return True
-    try:
-        await _as_found(target, driver, rules, found, "")
-    except NotConforming:
-        return False
-    return True
-
+        return Finding(after, told(now), f"as it was found: {told(found.standing)}")
+    return None

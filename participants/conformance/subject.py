@@ -25,7 +25,7 @@ from ..identity import EPOCH_HEADER, INCARNATION_HEADER, EpisodeId
 from ..net.client import CONTROL_PREFIX, make_client
 from ..records.records import Part
 from .prediction import Shadow
-from .said import NotConforming, NotTried, Said, shown
+from .said import DoesNotApply, NotConforming, NotTried, Said, shown
 from .target import Driver, Target
 
 CHECKPOINT: Final = f"{CONTROL_PREFIX}/checkpoint"
@@ -307,10 +307,12 @@ class Subject:
         with trio.move_on_after(PATIENCE_S) as scope:
             async with self.driver.blocking(self, episode):
                 scope.deadline = math.inf
+                report = (await self.status()).ok().body.get("report")
+                if isinstance(report, dict) and episode.key in report.get("restarts", ()):
+                    raise DoesNotApply("its executions start over, and block no checkpoint")
                 yield episode
         if scope.cancelled_caught:
-            came = f"the driver's blocking() had not begun after {PATIENCE_S:g} s"
-            raise NotConforming(self.touching(episode), came, "it to begin: the server is open")
+            raise NotTried(f"the driver's blocking() had not begun after {PATIENCE_S:g} s")
 
     async def touch(self, episode: EpisodeId, within_s: float = PATIENCE_S) -> Said | None:
         """The answer to a data request of the execution; None if there is none in time, and it has been given up."""
@@ -384,8 +386,9 @@ class Subject:
 
     async def tidied(self) -> None:
         """Nothing of what was made here is open, held, kept or on the disk. Raises NotConforming."""
-        for checkpoint_id in self._ids:
-            await self.resumed(checkpoint_id)
+        open_id = (await self.standing()).checkpoint_id if self._ids else None
+        for checkpoint_id in sorted(self._ids, key=lambda each: each != open_id):
+            await self.resumed(checkpoint_id)  # all of them, so that no call of ours that is late opens one
         if self._episodes:
             await self._end_executions()
         for folder in self._folders:
@@ -422,7 +425,7 @@ async def subject(target: Target, driver: Driver, rules: Rules) -> AsyncIterator
             try:
                 await made.tidied()
             except NotConforming as untidy:
-                failed = failed or untidy
+                failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
     if failed is not None:
         raise failed
 

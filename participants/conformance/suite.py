@@ -28,8 +28,8 @@ from .subject import Rules
 from .target import Driver, Target
 
 
-class ConformanceSuite:
-    """Derive from it, under a name that pytest collects, and say what `server` is and how it is driven.
+class Suite:
+    """What suites share. Derive from one, under a name that pytest collects, and say what `server` is and its `driver`.
 
     What cannot be tried, or does not apply, is skipped with the reason; a finding is a failed assertion.
     """
@@ -50,8 +50,6 @@ class ConformanceSuite:
         import pytest
 
         row = trio.run(self._row, each, clock=self.clock())
-        if row is None:
-            pytest.skip("this kind of server is not asked that")
         if row.reason:
             pytest.skip(f"{row.result}: {row.reason}")
         if row.finding is not None:
@@ -59,10 +57,10 @@ class ConformanceSuite:
             lines = (f"sent:     {found.sent}", f"came:     {found.came}", f"expected: {found.expected}")
             pytest.fail("\n".join((each.says, *lines, f"written:  docs/reference/{each.written}")), pytrace=False)
 
-    async def _row(self, each: Check) -> Row | None:
+    async def _row(self, each: Check) -> Row:
         async with self.server() as target:
             found = await look(target, self.driver, self.rules, live=True)
-            return await made(each, target, self.driver, self.rules, found) if found.concerns(each) else None
+            return await made(each, target, self.driver, self.rules, found)
 
 
 def _test_of(each: Check) -> Any:
@@ -73,6 +71,14 @@ def _test_of(each: Check) -> Any:
     return test
 
 
+class ConformanceSuite(Suite):
+    """All that is asked of a participant."""
+
+
+class AuxiliarySuite(Suite):
+    """All that is asked of a judge or a simulator, which takes no part."""
+
+
 for _each in every_check().values():
     _name = f"test_{_each.full_name}".replace("/", "_").replace("-", "_")
-    setattr(ConformanceSuite, _name, _test_of(_each))
+    setattr(AuxiliarySuite if _each.auxiliary else ConformanceSuite, _name, _test_of(_each))

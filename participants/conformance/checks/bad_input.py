@@ -10,7 +10,7 @@ from ..check import Group, check
 from ..said import NotConforming, Said
 from ..subject import Json, Subject
 
-WRITTEN: Final = "reference/routes.md section 1"
+WRITTEN: Final = "routes.md section 1"
 NOBODY: Final[Json] = {"rollout_id": "nobody", "attempt": 0}
 BODIES: Final[dict[str, Json]] = {
     "prepare": {},

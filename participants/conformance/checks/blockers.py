@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..check import Group, check
-from ..said import DoesNotApply, NotConforming, Said
+from ..said import NotConforming, Said
 from ..subject import Json, Subject
 
 WRITTEN: Final = "protocol.md section 5"
@@ -19,8 +19,6 @@ async def are_named(server: Subject) -> None:
     checkpoint_id = server.new_id()
     async with server.blocking() as episode:
         said = await server.call("prepare", checkpoint_id, within_s=server.rules.moment_s)
-        if said.answer.get("phase") == "prepared":
-            _restarts_or_nothing(said, episode.key)
         said.ok(phase="preparing")
         _named(said, said.body.get("report"), episode.key)
         status = (await server.status()).ok(phase="preparing", checkpoint_id=checkpoint_id)
@@ -38,13 +36,6 @@ async def nobody_is_named_in_vain(server: Subject) -> None:
     report = said.body.get("report", {})
     if report.get("ready") is not True or report.get("blockers") != [] or report.get("blocker_count") != 0:
         raise said.differs("ready true, blockers [], blocker_count 0")
-
-
-def _restarts_or_nothing(said: Said, key: str) -> None:
-    """An execution that starts over blocks nobody, and is named for that."""
-    if key in said.body.get("report", {}).get("restarts", []):
-        raise DoesNotApply("its executions start over and block no checkpoint")
-    raise said.differs(f"phase preparing, as {key} is still at work here, or {key} among restarts")
 
 
 def _named(said: Said, report: Json | None, key: str) -> None:

@@ -85,8 +85,8 @@ async def of_a_prepare_that_waits(server: Subject) -> None:
     async with server.blocking():
         body = server.body(checkpoint_id, server.rules.moment_s)
         await server.lost("prepare", body)
-        said = (await server.call("prepare", checkpoint_id, within_s=server.rules.moment_s)).ok()
-        if said.answer.get("phase") != "prepared":
-            await server.stands(said.sent, phase="preparing", checkpoint_id=checkpoint_id)
+        said = await server.call("prepare", checkpoint_id, within_s=server.rules.moment_s)
+        said.ok(phase="preparing")
+        await server.stands(said.sent, phase="preparing", checkpoint_id=checkpoint_id)
         await server.resumed(checkpoint_id)
     await server.stands("resume", phase="idle", checkpoint_id=None)

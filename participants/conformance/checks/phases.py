@@ -18,7 +18,7 @@ from ..prediction import Shadow
 from ..said import NotConforming, Said, shown
 from ..subject import AHEAD_S, CHECKPOINT, PAST_S, Subject
 
-WRITTEN: Final = "reference/machines/participant.md"
+WRITTEN: Final = "machines/participant.md"
 REPORT: Final = {"ready": bool, "blockers": list, "blocker_count": int, "counts": dict, "restarts": list}
 STATUS: Final = {
     "kind": str,
@@ -237,7 +237,7 @@ async def closed_until_the_resume(server: Subject) -> None:
     await server.accepted(server.episode())
 
 
-@check(Group.PHASES, "reference/routes.md section 2")
+@check(Group.PHASES, "routes.md section 2")
 async def what_a_status_says(server: Subject) -> None:
     """A status has every field with its type, and is given in every phase; other methods are 405."""
     checkpoint_id = server.new_id()

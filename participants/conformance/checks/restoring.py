@@ -16,7 +16,7 @@ from ..said import DoesNotApply, NotConforming, Said, shown
 from ..subject import Json, Subject
 
 WRITTEN: Final = "protocol.md section 7"
-FILES: Final = "reference/files.md"
+FILES: Final = "files.md"
 
 
 @frozen
