@@ -56,7 +56,7 @@ class Kind(Driver):
 
     async def up(self) -> Target:
         """A process that has served nothing, in the place of one that was there."""
-        config = self.fleet.config("policy_model", "tools", "simple_agent", "env", **{"root": self.root} | self.config)
+        config = self.fleet.config("policy_model", "tools", "simple_agent", "env", **self.config)
         seams, transport = self.fleet.seams(self.name), self.fleet.network.transport(self.name)
         self.fleet.life += 1
         await self.fleet.network.restart(self.name, (self.make or self.made)(config, seams, transport, self.before))

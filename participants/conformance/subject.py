@@ -271,7 +271,7 @@ class Subject:
     async def lease_grace_s(self) -> float:
         """How long this server's lease lasts behind a deadline; it was prepared and resumed to know."""
         checkpoint_id = self.new_id()
-        body = self.body(checkpoint_id)
+        body = self.body(checkpoint_id, self.rules.moment_s)  # there may be something that it waits for
         said = (await self.post("prepare", body)).ok()
         until = (await self.standing()).lease_until
         await self.resumed(checkpoint_id)
@@ -413,7 +413,8 @@ class Subject:
 async def subject(target: Target, driver: Driver, rules: Rules) -> AsyncIterator[Subject]:
     """A server in the hands of one check; at its end background tasks are over and the server is tidied."""
     failed: Exception | None = None
-    async with make_client(target.transport, connect_timeout_s=GRACE_S) as client:
+    transport = None if target.transport is None else _Lent(target.transport)
+    async with make_client(transport, connect_timeout_s=GRACE_S) as client:
         made = Subject(target, driver, client, rules)
         await made.learn()
         async with made.at_work():
@@ -428,6 +429,16 @@ async def subject(target: Target, driver: Driver, rules: Rules) -> AsyncIterator
                 failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
     if failed is not None:
         raise failed
+
+
+class _Lent(httpx.AsyncBaseTransport):
+    """Somebody else's transport, which is not closed with a client."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self._inner.handle_async_request(request)
 
 
 async def _until_lost(function: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> None:

@@ -23,7 +23,7 @@ def headers_without_the_token(token: str) -> dict[str, dict[str, str]]:
         "the scheme in small letters": {"authorization": f"bearer {token}"},
         "another scheme": {"authorization": f"Basic {token}"},
         "the token alone": {"authorization": token},
-        "an empty token": {"authorization": "Bearer "},
+        "another text": {"authorization": "Bearer"},
     }
 
 

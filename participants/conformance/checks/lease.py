@@ -16,7 +16,7 @@ from ..said import NotConforming, NotTried
 from ..subject import AHEAD_S, GRACE_S, Json, Subject
 
 WRITTEN: Final = "protocol.md section 5"
-COMMIT_S: Final = 5.0
+COMMIT_S: Final = 3.0
 """How long a commit of nothing may take; its deadline cannot have passed, as that of a prepare can."""
 
 
