@@ -74,6 +74,8 @@ class Fault:
 
 
 FaultHook = Callable[[Call], Fault | None]
+Watch = Callable[[Call, str], None]
+"""Told of a sending when its server has it (`has`), and when its caller has an answer (`answered`, with the status)."""
 NO_FAULT: Final = Fault()
 
 
@@ -97,10 +99,12 @@ class InMemoryNetwork:
 
     def __init__(self, faults: FaultHook | None = None) -> None:
         self.faults = faults
+        self.watch: Watch = lambda call, what: None
         self.errors: list[AppError] = []
         self._servers: dict[str, MemoryServer] = {}
         self._nursery: trio.Nursery | None = None
         self._numbers = count(1)
+        self._under_way: dict[int, tuple[Call, Exchange]] = {}
 
     async def __aenter__(self) -> InMemoryNetwork:
         self._manager = self._open()
@@ -181,6 +185,12 @@ class InMemoryNetwork:
         """The names of the servers that are up."""
         return tuple(self._servers)
 
+    def break_off(self, between: Callable[[str, str], bool]) -> None:
+        """Connections break whose caller and server are `between`; whoever waited for an answer there hears of it."""
+        for call, exchange in tuple(self._under_way.values()):
+            if between(call.source, call.server):
+                exchange.break_off("the connection was cut")
+
     # what the transport asks for
 
     def _call(self, source: str, request: httpx.Request) -> tuple[Call, Fault]:
@@ -196,6 +206,7 @@ class InMemoryNetwork:
         if server is None:
             exchange.break_off("the server is gone")
         else:
+            self.watch(call, "has")
             server.accept(exchange)
 
     async def _deliver_after(self, delay_s: float, call: Call, exchange: Exchange) -> None:
@@ -234,6 +245,7 @@ class _Transport(httpx.AsyncBaseTransport):
             raise httpx.ReadError(f"{where}: the connection broke")
         if not fault.silent:
             self._network._send(call, exchange, fault)
+        self._network._under_way[call.number] = call, exchange
         try:
             with _within(timeouts.get("read"), httpx.ReadTimeout, where):
                 status, headers = await exchange.head()
@@ -243,6 +255,9 @@ class _Transport(httpx.AsyncBaseTransport):
         except BaseException:
             exchange.leave()
             raise
+        finally:
+            del self._network._under_way[call.number]
+        self._network.watch(call, f"answered {status}")
         return httpx.Response(
             status, headers=headers, stream=_Parts(exchange, timeouts.get("read"), where), extensions=dict(_HTTP11)
         )

@@ -1,0 +1,139 @@
+"""What must hold of a simulated job, whatever was done to it. Each check names the invariant that it is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from statecore.errors import StatecoreError
+from statecore.simulate import ProcessEnded
+
+from ..demo.counting import WORK, differences, held_by
+from ..demo.lines import Event
+from ..records.records import Disposition
+from .fleet import Site
+from .life import End, Life
+from .plan import expected
+from .truth import Truth
+
+Found = Iterator[tuple[str, str]]
+"""The number of an invariant, and what is not as it says."""
+
+
+def results(site: Site, life: Life) -> Found:
+    """Every rollout has its result in the trainer, once, and the undisturbed one. Covers: I11, I57, I63, I68, I74."""
+    trainer = life.trainer
+    for rollout in trainer.lost():
+        yield "I11", f"{rollout} has no result"
+    for rollout in sorted(set(trainer.doubled())):
+        yield "I68", f"{rollout} was accepted more than once"
+    for rollout, what in differences(trainer.results(), expected(site.plan)).items():
+        if rollout not in trainer.lost():
+            yield "I57", f"{rollout} differs from the undisturbed run: {what}"
+
+
+def held_turns(truth: Truth) -> Found:
+    """No start redoes what it went on from. Covers: I57, I61."""
+    for start in truth.starts:
+        for done in truth.done:
+            if done.epoch == start.epoch and done.event in WORK:
+                if done.rollout in start.consumed or (done.turn or 0) <= start.turns.get(done.rollout, 0):
+                    yield "I57", f"epoch {start.epoch} does {done.event} {done.turn} of {done.rollout} again: it was held"
+
+
+def done_once(truth: Truth) -> Found:
+    """Within one start no step and no turn of an attempt is done twice. Covers: I9, I10, I15."""
+    times = Counter(
+        (done.epoch, done.rollout, done.attempt, done.event, done.turn)
+        for done in truth.done
+        if done.event in (Event.STEP, Event.TURN)
+    )
+    for (epoch, rollout, attempt, event, turn), number in times.items():
+        if number > 1:
+            yield "I10", f"epoch {epoch}: {event} {turn} of {rollout}-{attempt} was done {number} times"
+
+
+def attempts(truth: Truth) -> Found:
+    """Within one start nothing is done for an attempt once a later one has done something. Covers: I3, I6, I11."""
+    newest: dict[tuple[int, str], int] = {}
+    for done in truth.done:
+        if done.attempt is None or done.event not in (Event.STEP, Event.TURN):
+            continue
+        key = done.epoch, done.rollout
+        if done.attempt < newest.get(key, 0):
+            yield "I6", f"epoch {done.epoch}: {done.event} {done.turn} of {done.rollout}-{done.attempt}, a later one ran"
+        newest[key] = max(done.attempt, newest.get(key, 0))
+
+
+def epochs(truth: Truth) -> Found:
+    """Two starts never share an epoch. Covers: I96."""
+    for epoch, number in Counter(start.epoch for start in truth.starts).items():
+        if number > 1:
+            yield "I96", f"epoch {epoch} was started {number} times"
+
+
+def stood_still(truth: Truth) -> Found:
+    """While a checkpoint that came about was being written, nothing moved. Covers: I17, I24, I32."""
+    for checkpoint_id, end in truth.moved.items():
+        begin, epoch = truth.still[checkpoint_id], int(checkpoint_id.split("-")[1])
+        for done in truth.done[begin:end]:
+            if done.epoch == epoch and done.event in (Event.STEP, Event.TURN):
+                yield "I24", f"{checkpoint_id}: {done.event} {done.turn} of {done.rollout} while it was written"
+
+
+def checkpoints(site: Site) -> Found:
+    """What could be gone on from is whole, and lacks no turn that was finished when everything stood still.
+
+    Covers: I22, I26, I34, I35, I41, I42, I43, I44, I49, I65.
+    """
+    truth, store = site.truth, site.reader()
+    for checkpoint_id in store.survey().candidates:
+        name = str(checkpoint_id)
+        try:
+            checkpoint = store.read(checkpoint_id)
+        except StatecoreError as error:
+            yield "I44", f"{name} cannot be read: {error}"
+            continue
+        held = held_by(checkpoint)
+        fresh = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.FRESH}
+        for done in truth.done[: truth.still.get(name, 0)]:
+            if done.epoch == checkpoint_id.epoch and done.event is Event.TURN and done.turn is not None:
+                if done.rollout not in fresh and not held.has((done.rollout, done.turn)):
+                    yield "I34", f"{name} lacks turn {done.turn} of {done.rollout}, finished before it was written"
+        completed = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.COMPLETED}
+        resumable = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.CONTINUE}
+        for rollout in sorted(completed & resumable):
+            yield "I65", f"{name}: {rollout} is completed and resumable"
+    for name, files in truth.contents.items():
+        for path, content in truth.files(name, store).items():
+            if files.get(path) != content:
+                yield "I43", f"{path} of {name} has changed since its publication"
+
+
+def coordinators(lives: list[Life]) -> Found:
+    """One life finishes the job, the last; whoever was overtaken says so. Covers: I62, I98."""
+    finished = [each for each in lives if each.end is End.FINISHED]
+    if finished != lives[-1:]:
+        yield "I98", f"the job was finished by {', '.join(each.process.name for each in finished) or 'nobody'}"
+
+
+def servers(site: Site) -> Found:
+    """No server lets an exception out. Covers: I18."""
+    for each in site.network.inner.errors:
+        if not isinstance(each.error, ProcessEnded):
+            yield "exception", f"{each.server}, {each.where}: {type(each.error).__name__}: {each.error}"
+
+
+OF_TRUTH: Final[tuple[Callable[[Truth], Found], ...]] = (held_turns, done_once, attempts, epochs, stood_still)
+
+
+def examine(site: Site, lives: list[Life]) -> Found:
+    """All that is not as it must be."""
+    if lives[-1].end is End.FINISHED:
+        yield from results(site, lives[-1])
+    for check in OF_TRUTH:
+        yield from check(site.truth)
+    yield from checkpoints(site)
+    yield from coordinators(lives)
+    yield from servers(site)
