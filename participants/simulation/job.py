@@ -5,6 +5,11 @@ Real: coordinator, servers, clients, files, recovery. Simulated: time, network, 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
 import trio
 
 from statecore.simulate import Simulation
@@ -15,6 +20,34 @@ from .operator import Operator
 from .plan import draw_adversity, draw_plan
 from .truth import Truth
 from .verdict import examine
+
+LOGGER: Final = "statecore"
+
+
+class _Told(logging.Handler):
+    """What the product logs stands in the history."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(logging.INFO)
+        self._simulation = simulation
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._simulation.history.tell("log", record.levelname.lower(), says=record.getMessage())
+
+
+@contextmanager
+def _logged(simulation: Simulation) -> Iterator[None]:
+    logger, handler = logging.getLogger(LOGGER), _Told(simulation)
+    before = logger.propagate, logger.level
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before[0]
+        logger.setLevel(before[1])
 
 
 async def job(simulation: Simulation, **makers: Maker) -> None:
@@ -33,13 +66,14 @@ async def job(simulation: Simulation, **makers: Maker) -> None:
         blows=[f"{each.blow.value} after {each.number} {each.trigger.value}" for each in adversity.strikes],
         supervision=adversity.supervision.value,
     )
-    async with network.inner, trio.open_nursery() as nursery:
-        truth = Truth(simulation)
-        site = Site(simulation, network, truth, plan, adversity.supervision, nursery, {**SERVERS, **makers})
-        operator = Operator(site, adversity)
-        await operator.run()
-        for rule, text in examine(site, operator.lives):
-            simulation.violated(rule, text)
-        nursery.cancel_scope.cancel()
+    with _logged(simulation):
+        async with network.inner, trio.open_nursery() as nursery:
+            truth = Truth(simulation)
+            site = Site(simulation, network, truth, plan, adversity.supervision, nursery, {**SERVERS, **makers})
+            operator = Operator(site, adversity)
+            await operator.run()
+            for rule, text in examine(site, operator.lives):
+                simulation.violated(rule, text)
+            nursery.cancel_scope.cancel()
     simulation.count("rollouts", len(plan.rollouts))
     simulation.count("lives", len(operator.lives))

@@ -16,10 +16,10 @@ from statecore.simulate import Dice, Process
 
 from ..coordination.trainer import Result
 from ..demo.moments import Moment
-from .fleet import DEADLINE_S, GRACE_S, Fleet, Site
+from .fleet import DEADLINE_S, GRACE_S, Fleet, Member, Site
 from .life import End, Life
 from .network import EVERYBODY
-from .plan import CRASHES, MAX_SKEW_S, Adversity, Blow, Strike, Trigger
+from .plan import CRASHES, MAX_SKEW_S, Adversity, Blow, Strike, Supervision, Trigger
 
 LIVES: Final = 40
 CALM_AT_S: Final = 400.0
@@ -157,7 +157,7 @@ class Operator:
         if life is None or not life.process.alive:
             return False
         simulation, blow = self.site.simulation, strike.blow
-        members = [] if self.fleet is None else self.fleet.alive
+        members = self._members()
         if blow in (Blow.SERVER, Blow.CUT, Blow.ALONE) and not members:
             return False
         simulation.history.tell("operator", "blow", blow=blow.value, trigger=strike.trigger.value)
@@ -182,6 +182,12 @@ class Operator:
         else:
             self.site.network.cut(self._dice.pick(members).address, EVERYBODY, strike.seconds)
         return True
+
+    def _members(self) -> list[Member]:
+        """Whom a blow may meet. A judge is asked by nobody whether it lives: its end is only seen by who is told of ends.
+        """
+        told = self.site.supervision is not Supervision.SILENT
+        return [] if self.fleet is None else [each for each in self.fleet.alive if told or each.name != "judge"]
 
     def _power_cut(self) -> None:
         for fleet in self.site.fleets:

@@ -20,7 +20,7 @@ from ..demo.players import judge_says, policy_says
 from .game import Walk, step_seen, verdict
 from .network import Weather
 
-ROLLOUTS: Final = (1, 4)
+ROLLOUTS: Final = (1, 3)
 TURNS: Final = (2, 4)
 THINKS_S: Final = (0.05, 1.0)
 ENV_ID: Final = "walk"
@@ -98,7 +98,7 @@ def draw_plan(dice: Dice) -> Plan:
     while len(rollouts) < wanted:
         group, game_seed = f"p{len(rollouts)}", dice.whole(0, 1 << 20)
         for member in range(min(dice.whole(1, 3), wanted - len(rollouts))):
-            slow = dice.pick((1.0, 1.0, 1.0, 1.0, 12.0))
+            slow = dice.pick((1.0, 1.0, 1.0, 1.0, 10.0))
             think = tuple(round(slow * dice.between(*THINKS_S), 3) for _ in range(dice.whole(*TURNS)))
             name = f"{group}_g{member}"
             rollouts.append(
@@ -114,7 +114,7 @@ def draw_adversity(dice: Dice) -> Adversity:
     strikes = [_strike(dice, dice.pick(CRASHES))]
     strikes += [_strike(dice, dice.pick(tuple(Blow))) for _ in range(dice.whole(*BLOWS) - 1)]
     choices = (Stragglers.ABORT, Stragglers.LEAVE_OUT, Stragglers.RETIRE)
-    shortest = dice.between(0.2, 2.0)
+    shortest = dice.between(0.5, 6.0)
     return Adversity(
         weather=Weather.drawn(dice),
         strikes=tuple(strikes),

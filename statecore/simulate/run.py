@@ -8,9 +8,11 @@ is such a timer, and no two of them are due at one moment. So one message or tim
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
@@ -133,8 +135,20 @@ def run(world: World, seed: int, *, longest_s: float = LONGEST_S) -> Outcome:
 
     Everything in it derives from the seed: a second call has an equal outcome.
     """
-    with tasks_in_order_of(f"tasks {seed}"):
+    with tasks_in_order_of(f"tasks {seed}"), _nothing_collected():
         return trio.run(_played, world, seed, longest_s, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """The garbage collector does not run inside: when it would depends on what else the interpreter has in memory."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 async def _played(world: World, seed: int, longest_s: float) -> Outcome:
