@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 FINAL_TRIES: Final = 12
 SETTLES_S: Final = 120.0
 LOOKS_S: Final = 1.0
+SYNC_FAILED: Final = "an earlier fsync of it failed"
 
 
 class End(StrEnum):
-    """How a life ended. NOT_THERE: not yet."""
+    """How a life ended. NOT_THERE: not yet. UNFINISHED: some rollouts have no result, and are for the next life."""
 
     NOT_THERE = ""
     FINISHED = "finished"
+    UNFINISHED = "unfinished"
     KILLED = "killed"
     OVERTAKEN = "overtaken"
     FAILED = "failed"
@@ -97,8 +99,7 @@ class Life:
         simulation = self.site.simulation
         with self._scope:
             try:
-                await self._job()
-                self.end = End.FINISHED
+                self.end = await self._job()
             except* Overtaken as errors:
                 self.end, self.why = End.OVERTAKEN, _why(errors)
             except* CheckpointRejected as errors:
@@ -112,7 +113,8 @@ class Life:
         simulation.history.tell(self.process.name, "has ended", end=self.end.value, why=self.why)
         self.gone.set()
 
-    async def _job(self) -> None:
+    async def _job(self) -> End:
+        calm = self.site.network.calm
         coordinator = self._coordinator()
         async with coordinator as job:
             recovered = await job.recover()
@@ -120,11 +122,15 @@ class Life:
             self.site.simulation.history.tell(self.process.name, "has recovered", story=recovered.story())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._checkpoints, job)
-                await self._rollouts(job, recovered.runnable())
+                lost = await self._rollouts(job, recovered.runnable())
                 nursery.cancel_scope.cancel()
             self.may_end()
             await trio.lowlevel.checkpoint()
-            await self._last_checkpoints(job)
+            if lost:
+                if calm:
+                    self.site.simulation.violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
+                return End.UNFINISHED
+            return await self._last_checkpoints(job)
 
     def _coordinator(self) -> Coordinator:
         seams, moments = self.site.seams(self.process), Moments(lambda moment, _: self.reached(moment))
@@ -167,8 +173,10 @@ class Life:
         elif line["next"] == TransactionState.PUBLISHED.value:
             self.truth.published(checkpoint_id, self.site.reader())
 
-    async def _rollouts(self, job: Coordinator, recovered: Any) -> None:
-        """Everything that was recovered and everything that the trainer hands out has ended."""
+    async def _rollouts(self, job: Coordinator, recovered: Any) -> dict[str, str]:
+        """Everything that was recovered and everything that the trainer hands out has ended; who without a result, and
+        why: a connection that broke can end an execution, and the rollout starts over in the next life.
+        """
         lost: dict[str, str] = {}
 
         async def run(batch: Any) -> None:
@@ -179,8 +187,7 @@ class Life:
             while group := self.trainer.next_group():
                 nursery.start_soon(run, job.runnable(group))
                 await trio.sleep(self.site.plan.stagger_s)
-        for rollout, why in lost.items():
-            self.site.simulation.violated("I42", f"{rollout} has no result in {self.process.name}: {why}")
+        return lost
 
     async def _checkpoints(self, job: Coordinator) -> None:
         """One after the other, of any kind, until this is cancelled."""
@@ -196,8 +203,12 @@ class Life:
         if isinstance(outcome, Aborted) and outcome.broken:
             simulation.violated("I35", outcome.story())
 
-    async def _last_checkpoints(self, job: Coordinator) -> None:
-        """No fault comes any more: all servers are there and open, and two checkpoints in a row have saved it all."""
+    async def _last_checkpoints(self, job: Coordinator) -> End:
+        """No fault comes any more: all servers are there and open, and two checkpoints in a row have saved it all.
+
+        Whose sync of a directory failed once publishes nothing any more (S57), and is ended, as somebody would who reads
+        its log.
+        """
         in_a_row = 0
         for _ in range(FINAL_TRIES):
             restarts = len(job.restarts)
@@ -207,8 +218,12 @@ class Life:
             in_a_row = in_a_row + 1 if outcome.published and restarts == len(job.restarts) else 0
             if in_a_row == 2:
                 self._nothing_kept()
-                return
+                return End.FINISHED
+            if isinstance(outcome, Aborted) and SYNC_FAILED in outcome.reason:
+                self.site.simulation.count("ended after a failed sync")
+                return End.UNFINISHED
         self.site.simulation.violated("I20", f"{self.process.name}: no checkpoint in calm weather: {outcome.story()}")
+        return End.UNFINISHED
 
     async def _settled(self) -> None:
         """All of its servers live and accept; if not soon, that is a problem."""

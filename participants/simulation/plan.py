@@ -46,6 +46,7 @@ class Blow(StrEnum):
 
 
 CRASHES: Final = (Blow.ALL, Blow.COORDINATOR, Blow.SERVER)
+OFTEN: Final = (*CRASHES, *Blow)
 
 
 class Trigger(StrEnum):
@@ -110,9 +111,8 @@ def draw_plan(dice: Dice) -> Plan:
 
 
 def draw_adversity(dice: Dice) -> Adversity:
-    """The first blow is a crash, so that every job has one."""
-    strikes = [_strike(dice, dice.pick(CRASHES))]
-    strikes += [_strike(dice, dice.pick(tuple(Blow))) for _ in range(dice.whole(*BLOWS) - 1)]
+    """Whatever the blows are: a job that comes to its end without any crash has one there."""
+    strikes = [_strike(dice, dice.pick(OFTEN)) for _ in range(dice.whole(*BLOWS))]
     choices = (Stragglers.ABORT, Stragglers.LEAVE_OUT, Stragglers.RETIRE)
     shortest = dice.between(0.5, 6.0)
     return Adversity(

@@ -12,6 +12,7 @@ from .history import EndlessRun, History, journals_in, lines_of
 from .process import DriftingClock, Process, ProcessEnded
 from .run import Outcome, Problem, Simulation, SimulationError, World, run
 from .scheduling import SchedulerUnknown, tasks_in_order_of
+from .series import Progress, Series, cores, series
 
 __all__ = [
     "Crash",
@@ -25,14 +26,18 @@ __all__ = [
     "Process",
     "ProcessDisk",
     "ProcessEnded",
+    "Progress",
     "SchedulerUnknown",
+    "Series",
     "SharedDisk",
     "Simulation",
     "SimulationError",
     "Survives",
     "World",
+    "cores",
     "journals_in",
     "lines_of",
     "run",
+    "series",
     "tasks_in_order_of",
 ]
