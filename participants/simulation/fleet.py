@@ -252,6 +252,7 @@ class SilentLauncher:
                 start=None if base.start is None else str(base.start),
                 turns=dict(held.turns),
                 consumed=frozenset(await self.trainer.consumed()),
+                calm=self.site.network.calm,
             )
         )
 

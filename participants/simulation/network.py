@@ -19,7 +19,7 @@ from ..serving.testing import Call, Fault, InMemoryNetwork
 
 USUAL_S: Final = (0.0005, 0.02)
 SLOW_S: Final = (0.3, 9.0)
-BREAKS_S: Final = (0.1, 15.0)
+BREAKS_S: Final = (0.1, 5.0)
 AGAIN_S: Final = (0.001, 6.0)
 EVERYBODY: Final = "*"
 

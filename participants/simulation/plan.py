@@ -20,7 +20,7 @@ from ..demo.players import judge_says, policy_says
 from .game import Walk, step_seen, verdict
 from .network import Weather
 
-ROLLOUTS: Final = (1, 3)
+ROLLOUTS: Final = (1, 1, 2, 2, 3)
 TURNS: Final = (2, 4)
 THINKS_S: Final = (0.05, 1.0)
 ENV_ID: Final = "walk"
@@ -86,6 +86,7 @@ class Adversity:
     disk_fails: float
     supervision: Supervision
     keeps_results: bool
+    looks_for_marks: bool
     max_running: int
     keep_checkpoints: int | None
     every_s: tuple[float, float]
@@ -95,7 +96,7 @@ class Adversity:
 def draw_plan(dice: Dice) -> Plan:
     """The rollouts, in groups of one to three; one in five has a turn that takes long."""
     rollouts: list[RolloutPlan] = []
-    wanted = dice.whole(*ROLLOUTS)
+    wanted = dice.pick(ROLLOUTS)
     while len(rollouts) < wanted:
         group, game_seed = f"p{len(rollouts)}", dice.whole(0, 1 << 20)
         for member in range(min(dice.whole(1, 3), wanted - len(rollouts))):
@@ -121,6 +122,7 @@ def draw_adversity(dice: Dice) -> Adversity:
         disk_fails=dice.pick((0.0, 0.0, 0.002, 0.01)),
         supervision=dice.pick(tuple(Supervision)),
         keeps_results=dice.chance(0.3),
+        looks_for_marks=dice.chance(0.25),
         max_running=dice.pick((1, 99, 99)),
         keep_checkpoints=dice.pick((None, 2, 3)),
         every_s=(shortest, shortest * dice.pick((1.0, 3.0))),

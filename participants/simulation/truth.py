@@ -36,20 +36,24 @@ class Done:
 
 @frozen(kw_only=True)
 class Begun:
-    """One start of the servers: by which life, from which checkpoint, with which turns held and results consumed."""
+    """One start of the servers: by which life, from which checkpoint, with which turns held and results consumed; and
+    whether the weather was calm.
+    """
 
     epoch: int
     life: str
     start: str | None
     turns: Mapping[str, int]
     consumed: frozenset[str]
+    calm: bool
 
 
 @define(eq=False)
 class Truth:
     """All of one run. `still` says, for each checkpoint, how much was done when its participants were closed and quiet,
     `moved` how much when it was published. `contents` are the files of the published ones as they were then, `in_force`
-    is the newest that was published by a coordinator which nobody had overtaken.
+    is the newest that was published by a coordinator which nobody had overtaken. `not_restored` are the epochs whose
+    restore failed, and why: there everything starts over (docs/reference/protocol.md section 7).
     """
 
     simulation: Simulation
@@ -59,6 +63,7 @@ class Truth:
     moved: dict[str, int] = field(factory=dict)
     contents: dict[str, dict[str, bytes]] = field(factory=dict)
     in_force: CheckpointId | None = None
+    not_restored: dict[int, str] = field(factory=dict)
 
     def journal(self, process: Process, server: str, epoch: int) -> ServerJournal:
         """What a server of the demo writes to."""

@@ -17,6 +17,16 @@ from .life import End, Life
 from .plan import expected
 from .truth import Truth
 
+MAY_START_OVER: Final = (
+    "left out:",
+    "its result did not arrive in time",
+    "no boundary yet",
+    "participant_lost",
+    "participant lost",
+    "turned away",
+)
+"""Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none."""
+
 Found = Iterator[tuple[str, str]]
 """The number of an invariant, and what is not as it says."""
 
@@ -34,8 +44,13 @@ def results(site: Site, life: Life) -> Found:
 
 
 def held_turns(truth: Truth) -> Found:
-    """No start redoes what it went on from. Covers: I57, I61."""
+    """No start redoes what it went on from, and none fails to without a fault. Covers: I51, I57, I61."""
     for start in truth.starts:
+        failed = truth.not_restored.get(start.epoch)
+        if failed is not None:
+            if start.calm:
+                yield "I57", f"epoch {start.epoch} could not be restored, and there is no fault: {failed}"
+            continue
         for done in truth.done:
             if done.epoch == start.epoch and done.event in WORK:
                 if done.rollout in start.consumed or (done.turn or 0) <= start.turns.get(done.rollout, 0):
@@ -96,9 +111,15 @@ def checkpoints(site: Site) -> Found:
             yield "I44", f"{name} cannot be read: {error}"
             continue
         held = held_by(checkpoint)
-        fresh = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.FRESH}
+        attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
+        fresh = {row.rollout_id: row.reason for row in checkpoint.registry if row.disposition is Disposition.FRESH}
+        for rollout, reason in fresh.items():
+            if not any(each in reason for each in MAY_START_OVER):
+                yield "I35", f"{name}: {rollout} starts over: {reason}"
         for done in truth.done[: truth.still.get(name, 0)]:
             if done.epoch == checkpoint_id.epoch and done.event is Event.TURN and done.turn is not None:
+                if done.attempt != attempts.get(done.rollout):
+                    continue
                 if done.rollout not in fresh and not held.has((done.rollout, done.turn)):
                     yield "I34", f"{name} lacks turn {done.turn} of {done.rollout}, finished before it was written"
         completed = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.COMPLETED}
