@@ -32,11 +32,11 @@ from participants.servers.resources import Change, Resources
 from participants.servers.session_book import Session
 from participants.simulation import fleet, life
 from participants.simulation.game import Walk, game_app
-from statecore.simulate import Outcome, ProcessDisk, run
 from participants.simulation.job import job
+from statecore.simulate import Outcome, ProcessDisk, run
 
 Patch = pytest.MonkeyPatch
-MOST: Final = 200
+MOST: Final = 40
 
 
 @frozen

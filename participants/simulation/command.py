@@ -243,6 +243,5 @@ class _Lines:
 def _progress(progress: Progress) -> str:
     of = "" if progress.of is None else f" of {progress.of}"
     left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
-    return (
-        f"{progress.done}{of} seeds, {progress.rate:.1f}/s, {_happened(progress.counts)}, {progress.failed} failed{left}"
-    )
+    happened = _happened(progress.counts)
+    return f"{progress.done}{of} seeds, {progress.rate:.1f}/s, {happened}, {progress.failed} failed{left}"

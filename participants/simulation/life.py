@@ -56,7 +56,7 @@ class KeepingTrainer(DemoTrainer):
 
 @define(eq=False)
 class Life:
-    """One coordinator. `gone` is set when it has ended, or is taken for dead. `reached` hears of moments.
+    """One coordinator. `gone` is set when it has `ended`, or is taken for dead. `reached` hears of moments.
 
     `may_end` is asked when all rollouts have their result; it may end this life instead.
     """
@@ -71,6 +71,7 @@ class Life:
     trainer: DemoTrainer = field(init=False)
     launcher: SilentLauncher = field(init=False)
     gone: trio.Event = field(factory=trio.Event)
+    ended: trio.Event = field(factory=trio.Event)
     end: End = End.NOT_THERE
     why: str = ""
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -112,6 +113,7 @@ class Life:
         self.process.alive = False
         simulation.history.tell(self.process.name, "has ended", end=self.end.value, why=self.why)
         self.gone.set()
+        self.ended.set()
 
     async def _job(self) -> End:
         calm = self.site.network.calm
@@ -218,8 +220,8 @@ class Life:
 
         One is enough for that; in one job of four a second one shows that servers forget what is over (I75).
 
-        Whose sync of a directory failed once publishes nothing any more (S57), and is ended, as somebody would who reads
-        its log.
+        Whose sync of a directory failed once publishes nothing any more (S57), and is ended, as somebody would who
+        reads its log.
         """
         in_a_row, wanted = 0, 2 if self.adversity.looks_for_marks else 1
         for _ in range(FINAL_TRIES):
@@ -241,7 +243,7 @@ class Life:
         """All of its servers live and accept; if not soon, that is a problem."""
         closed: dict[str, str] = {}
         with trio.move_on_after(SETTLES_S):
-            while closed := self._not_open():
+            while closed := self._not_open():  # noqa: ASYNC110 - a server tells nobody when it opens
                 await trio.sleep(LOOKS_S)
         for name, phase in closed.items():
             self.site.simulation.violated("I20", f"{name} is {phase} at the end of {self.process.name}")

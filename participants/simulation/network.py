@@ -63,7 +63,7 @@ class SimulatedNetwork:
         self._simulation.history.tell("network", "cut", between=[one, other], seconds=round(seconds, 3))
         self._simulation.count("cuts")
         self._cuts[one, other] = trio.current_time() + seconds
-        self.inner.break_off(lambda source, server: self._is_cut(source, server))
+        self.inner.break_off(self._is_cut)
 
     def heal(self) -> None:
         """From now on every message arrives, once and soon."""

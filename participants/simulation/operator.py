@@ -43,6 +43,8 @@ class Operator:
     _since: dict[Trigger, int] = field(factory=lambda: dict.fromkeys(Trigger, 0))
     _kept: dict[str, Result] = field(factory=dict)
     _nursery: trio.Nursery = field(init=False)
+    _dealt: trio.Event = field(factory=trio.Event)
+    _orphans: trio.Nursery = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         simulation = self.site.simulation
@@ -63,40 +65,43 @@ class Operator:
 
     async def run(self) -> None:
         """The job has ended, and nothing of it runs any more."""
-        simulation = self.site.simulation
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._calm_in_the_end)
-            for number in range(1, LIVES + 1):
-                life = Life(self.site, self.adversity, number, self._kept, self._on_moment, self._may_end)
-                self.lives.append(life)
-                nursery.start_soon(life.run)
-                await life.gone.wait()
-                if life.end is End.FINISHED:
-                    break
-                if life.end is End.FAILED and self.calm:
-                    simulation.count("failed in calm")
-                await trio.sleep(simulation.due_in(self._dice.between(0.1, 5.0)))
-                if life.launcher.fleet is not None and self._dice.chance(0.5):
-                    nursery.start_soon(self._clear_away, life.launcher.fleet)
-            else:
-                simulation.violated("I20", f"the job has not come to its end in {LIVES} lives")
-            await self._zombies_end()
+            async with trio.open_nursery() as self._orphans:  # waited for: nothing is over while somebody is watched
+                await self._live()
+                await self._zombies_end()
             nursery.cancel_scope.cancel()
         for each in self.site.fleets:
             each.kill()
 
+    async def _live(self) -> None:
+        """One coordinator after the other, until one finishes the job."""
+        simulation = self.site.simulation
+        for number in range(1, LIVES + 1):
+            life = Life(self.site, self.adversity, number, self._kept, self._on_moment, self._may_end)
+            self.lives.append(life)
+            self._nursery.start_soon(life.run)
+            await life.gone.wait()
+            if life.end is End.FINISHED:
+                return
+            if life.end is End.FAILED and self.calm:
+                simulation.count("failed in calm")
+            await trio.sleep(simulation.due_in(self._dice.between(0.1, 5.0)))
+            if life.launcher.fleet is not None and self._dice.chance(0.5):
+                self._nursery.start_soon(self._clear_away, life.launcher.fleet)
+        simulation.violated("I20", f"the job has not come to its end in {LIVES} lives")
+
     async def _clear_away(self, fleet: Fleet) -> None:
         """Servers of a life that is over are ended, some time later."""
-        await trio.sleep(self._dice.between(0.0, 60.0))
+        await trio.sleep(self._dice.between(0.0, 120.0))
         fleet.kill()
 
     async def _zombies_end(self) -> None:
         """Whoever was overtaken finds out, and stops."""
         with trio.move_on_after(ZOMBIES_S):
             for each in self.lives:
-                while each.end is End.NOT_THERE:
-                    await trio.sleep(1.0)
+                await each.ended.wait()
         for each in self.lives:
             if each.end is End.NOT_THERE:
                 self.site.simulation.violated("I98", f"{each.process.name} was overtaken and goes on")
@@ -106,8 +111,7 @@ class Operator:
 
     async def _calm_in_the_end(self) -> None:
         with trio.move_on_after(CALM_AT_S):
-            while self._strikes:
-                await trio.sleep(1.0)
+            await self._dealt.wait()
             await trio.sleep(self._dice.between(*LAST_S))
         self._be_calm()
 
@@ -149,6 +153,8 @@ class Operator:
         strike = self._strikes[0]
         if strike.trigger is trigger and self._since[trigger] >= strike.number and self._deal(strike, process):
             self._strikes.popleft()
+            if not self._strikes:
+                self._dealt.set()
             self._since = dict.fromkeys(Trigger, 0)
 
     def _deal(self, strike: Strike, process: Process | None) -> bool:
@@ -184,8 +190,7 @@ class Operator:
         return True
 
     def _members(self) -> list[Member]:
-        """Whom a blow may meet. A judge is asked by nobody whether it lives: its end is only seen by who is told of ends.
-        """
+        """Whom a blow may meet. Nobody asks a judge whether it lives: only who is told of ends sees its end."""
         told = self.site.supervision is not Supervision.SILENT
         return [] if self.fleet is None else [each for each in self.fleet.alive if told or each.name != "judge"]
 
@@ -204,7 +209,7 @@ class Operator:
 
     def _watch_orphans(self, life: Life) -> None:
         if life.launcher.fleet is not None:
-            self._nursery.start_soon(self._orphans_open, life.launcher.fleet)
+            self._orphans.start_soon(self._orphans_open, life.launcher.fleet)
 
     async def _orphans_open(self, fleet: Fleet) -> None:
         """Without their coordinator, servers accept again when deadline and grace are over (I21)."""

@@ -20,7 +20,7 @@ from ..demo.players import judge_says, policy_says
 from .game import Walk, step_seen, verdict
 from .network import Weather
 
-ROLLOUTS: Final = (1, 1, 2, 2, 3)
+ROLLOUTS: Final = (1, 2, 2, 3)
 TURNS: Final = (2, 4)
 THINKS_S: Final = (0.05, 1.0)
 ENV_ID: Final = "walk"
@@ -32,9 +32,9 @@ MAX_DRIFT: Final = 1e-4
 class Blow(StrEnum):
     """What is done to a job, at one moment.
 
-    ALL: power is lost everywhere. COORDINATOR: it alone dies. SERVER: one of them dies. ZOMBIE: the coordinator is cut off
-    for a while, is taken for dead, and comes back beside its successor. CUT: two processes do not hear each other for a
-    while. ALONE: one server is heard by nobody for a while.
+    ALL: power is lost everywhere. COORDINATOR: it alone dies. SERVER: one of them dies. ZOMBIE: the coordinator is cut
+    off for a while, is taken for dead, and comes back beside its successor. CUT: two processes do not hear each other
+    for a while. ALONE: one server is heard by nobody for a while.
     """
 
     ALL = "all"
@@ -46,7 +46,7 @@ class Blow(StrEnum):
 
 
 CRASHES: Final = (Blow.ALL, Blow.COORDINATOR, Blow.SERVER)
-OFTEN: Final = (*CRASHES, *Blow)
+OFTEN: Final = (*CRASHES, Blow.ZOMBIE, *Blow)
 
 
 class Trigger(StrEnum):
@@ -69,8 +69,10 @@ class Strike:
 
 
 class Supervision(StrEnum):
-    """What becomes of a server that died alone. TOLD: the launcher knows. SILENT: nobody is told. BROUGHT_BACK: somebody
-    starts it again, empty, and tells nobody."""
+    """What becomes of a server that died alone.
+
+    TOLD: the launcher knows. SILENT: nobody is told. BROUGHT_BACK: somebody starts it again, empty, and tells nobody.
+    """
 
     TOLD = "told"
     SILENT = "silent"
@@ -99,7 +101,7 @@ def draw_plan(dice: Dice) -> Plan:
     wanted = dice.pick(ROLLOUTS)
     while len(rollouts) < wanted:
         group, game_seed = f"p{len(rollouts)}", dice.whole(0, 1 << 20)
-        for member in range(min(dice.whole(1, 3), wanted - len(rollouts))):
+        for member in range(min(dice.pick((1, 1, 2, 3)), wanted - len(rollouts))):
             slow = dice.pick((1.0, 1.0, 1.0, 1.0, 10.0))
             think = tuple(round(slow * dice.between(*THINKS_S), 3) for _ in range(dice.whole(*TURNS)))
             name = f"{group}_g{member}"
@@ -107,7 +109,7 @@ def draw_plan(dice: Dice) -> Plan:
                 RolloutPlan(rollout_id=name, group=group, env_id=ENV_ID, game_seed=game_seed, think_s=think)
             )
     return Plan(
-        seed=dice.whole(0, 1 << 20), rollouts=tuple(rollouts), checkpoints_at=(1,), stagger_s=dice.between(0.0, 2.0)
+        seed=dice.whole(0, 1 << 20), rollouts=tuple(rollouts), checkpoints_at=(1,), stagger_s=dice.between(0.0, 3.0)
     )
 
 
@@ -138,7 +140,7 @@ def _strike(dice: Dice, blow: Blow) -> Strike:
         trigger=trigger,
         number=dice.whole(*number),
         moment=dice.pick(tuple(Moment)),
-        seconds=dice.between(0.5, 40.0) if blow in (Blow.ZOMBIE, Blow.CUT, Blow.ALONE) else 0.0,
+        seconds=dice.between(0.5, dice.pick((6.0, 40.0))) if blow in (Blow.ZOMBIE, Blow.CUT, Blow.ALONE) else 0.0,
     )
 
 

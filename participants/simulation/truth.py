@@ -22,7 +22,7 @@ from ..records.manifests import CheckpointId
 
 @frozen(kw_only=True)
 class Done:
-    """One piece of work. `order` counts all of them from 1; `turn` counts the turns of the rollout over all attempts."""
+    """One piece of work. `order` counts all of them from 1, `turn` the turns of the rollout over all attempts."""
 
     order: int
     at: float

@@ -52,9 +52,9 @@ def held_turns(truth: Truth) -> Found:
                 yield "I57", f"epoch {start.epoch} could not be restored, and there is no fault: {failed}"
             continue
         for done in truth.done:
-            if done.epoch == start.epoch and done.event in WORK:
-                if done.rollout in start.consumed or (done.turn or 0) <= start.turns.get(done.rollout, 0):
-                    yield "I57", f"epoch {start.epoch} does {done.event} {done.turn} of {done.rollout} again: it was held"
+            held = done.rollout in start.consumed or (done.turn or 0) <= start.turns.get(done.rollout, 0)
+            if held and done.epoch == start.epoch and done.event in WORK:
+                yield "I57", f"epoch {start.epoch} does {done.event} {done.turn} of {done.rollout} again: it was held"
 
 
 def done_once(truth: Truth) -> Found:
@@ -77,7 +77,8 @@ def attempts(truth: Truth) -> Found:
             continue
         key = done.epoch, done.rollout
         if done.attempt < newest.get(key, 0):
-            yield "I6", f"epoch {done.epoch}: {done.event} {done.turn} of {done.rollout}-{done.attempt}, a later one ran"
+            told = f"{done.event} {done.turn} of {done.rollout}-{done.attempt}"
+            yield "I6", f"epoch {done.epoch}: {told}, and a later attempt had run"
         newest[key] = max(done.attempt, newest.get(key, 0))
 
 

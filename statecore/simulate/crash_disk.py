@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from ..seams import Kind, PathLike, SeededEntropy
 
-
 __all__ = ["Crash", "CrashDisk", "Fault", "Survives"]
 
 

@@ -1,8 +1,8 @@
 """A simulated process: it has a clock, dice and a view of the disk of its own, and ends from one moment to the next.
 
-Rules: code of an ended process may run on until it looks up (a `finally` block, a shielded part), since it is a task like
-any other; nothing that it does then has an effect: its disk refuses, its messages go nowhere, what it says of itself is
-not believed. So the end is that of SIGKILL, seen from outside.
+Rules: code of an ended process may run on until it looks up (a `finally` block, a shielded part), since it is a task
+like any other; nothing that it does then has an effect: its disk refuses, its messages go nowhere, what it says of
+itself is not believed. So the end is that of SIGKILL, seen from outside.
 """
 
 from __future__ import annotations
