@@ -117,7 +117,7 @@ def draw_adversity(dice: Dice) -> Adversity:
     """Whatever the blows are: a job that comes to its end without any crash has one there."""
     strikes = [_strike(dice, dice.pick(OFTEN)) for _ in range(dice.whole(*BLOWS))]
     choices = (Stragglers.ABORT, Stragglers.LEAVE_OUT, Stragglers.RETIRE)
-    shortest = dice.between(0.5, 6.0)
+    shortest = dice.between(1.0, 8.0)
     return Adversity(
         weather=Weather.drawn(dice),
         strikes=tuple(strikes),
@@ -134,7 +134,7 @@ def draw_adversity(dice: Dice) -> Adversity:
 
 def _strike(dice: Dice, blow: Blow) -> Strike:
     trigger = dice.pick(tuple(Trigger))
-    number = {Trigger.MESSAGES: (1, 120), Trigger.DISK: (1, 120), Trigger.MOMENT: (1, 2)}[trigger]
+    number = {Trigger.MESSAGES: (1, 70), Trigger.DISK: (1, 120), Trigger.MOMENT: (1, 2)}[trigger]
     return Strike(
         blow=blow,
         trigger=trigger,
