@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -20,6 +21,7 @@ from ..coordination.trainer import Result
 from ..demo.moments import Heard, Moment, Moments
 from ..demo.trainer import DemoTrainer
 from ..machines.transaction import TransactionState
+from ..records.records import Disposition
 from .fleet import DEADLINE_S, ROOT, TOKEN, SilentLauncher, Site, TellingLauncher
 from .plan import Adversity, Supervision
 
@@ -44,7 +46,18 @@ class End(StrEnum):
 
 
 @define(eq=False)
-class KeepingTrainer(DemoTrainer):
+class SlowTrainer(DemoTrainer):
+    """A trainer whose save takes its time."""
+
+    takes_s: float = 0.0
+
+    async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
+        await trio.sleep(self.takes_s)
+        await super().save(directory, dispositions)
+
+
+@define(eq=False)
+class KeepingTrainer(SlowTrainer):
     """A trainer that also keeps results outside of its state, durably (`SavesResults`)."""
 
     kept: dict[str, Result] = field(factory=dict)
@@ -74,6 +87,7 @@ class Life:
     ended: trio.Event = field(factory=trio.Event)
     end: End = End.NOT_THERE
     why: str = ""
+    published: str = ""
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
@@ -81,9 +95,9 @@ class Life:
         self.process.at_end.append(self._killed)
         disk = self.site.simulation.disk.view(self.process)
         if self.adversity.keeps_results:
-            self.trainer = KeepingTrainer(self.site.plan, disk, kept=self.kept)
+            self.trainer = KeepingTrainer(self.site.plan, disk, takes_s=self.adversity.saves_s, kept=self.kept)
         else:
-            self.trainer = DemoTrainer(self.site.plan, disk)
+            self.trainer = SlowTrainer(self.site.plan, disk, takes_s=self.adversity.saves_s)
         launcher = TellingLauncher if self.site.supervision is Supervision.TOLD else SilentLauncher
         self.launcher = launcher(self.site, self.process, self.trainer)
 
@@ -183,6 +197,7 @@ class Life:
         if line["next"] == TransactionState.COMMITTING.value:
             self.truth.still[checkpoint_id] = len(self.truth.done)
         elif line["next"] == TransactionState.PUBLISHED.value:
+            self.published = checkpoint_id
             self.truth.published(checkpoint_id, self.site.reader())
 
     async def _rollouts(self, job: Coordinator, recovered: Any) -> dict[str, str]:

@@ -49,7 +49,7 @@ class SimulatedNetwork:
         self.inner.watch = self._saw
         self.weather = weather
         self.calm = False
-        self.on_send: Callable[[], None] = lambda: None
+        self.on_send: Callable[[Call], None] = lambda call: None
         self._simulation = simulation
         self._dice = simulation.dice.of("network")
         self._cuts: dict[tuple[str, str], float] = {}
@@ -80,7 +80,7 @@ class SimulatedNetwork:
         )
 
     def _fate(self, call: Call) -> Fault:
-        self.on_send()
+        self.on_send(call)
         self._simulation.count("messages")
         fault, what = self._drawn(call)
         more = {"fault": what} if what else {}

@@ -13,9 +13,12 @@ import trio
 from attrs import define, field
 
 from statecore.simulate import Dice, Process
+from statecore.wire import parse
 
 from ..coordination.trainer import Result
 from ..demo.moments import Moment
+from ..servers.asgi import ACKNOWLEDGE
+from ..serving.testing import Call
 from .fleet import DEADLINE_S, GRACE_S, Fleet, Member, Site
 from .life import End, Life
 from .network import EVERYBODY
@@ -129,8 +132,18 @@ class Operator:
 
     # --- when blows fall
 
-    def _on_message(self) -> None:
+    def _on_message(self, call: Call) -> None:
+        if call.path.endswith(ACKNOWLEDGE):
+            self._check_saved(call)
         self._happened(Trigger.MESSAGES, None)
+
+    def _check_saved(self, call: Call) -> None:
+        """A result is acknowledged only when a durable copy of it exists outside of the server (I67)."""
+        for receipt in parse(call.request.content)["receipts"]:
+            rollout = receipt["rollout_id"]
+            saved = rollout in self.site.truth.saved or rollout in self._kept
+            told = f"{call.source} releases the result of {rollout}, which nobody has saved"
+            self.site.simulation.check(saved, "I67", lambda told=told: told)  # type: ignore[misc]
 
     def _on_moment(self, moment: Moment) -> None:
         strike = self._strikes[0] if self._strikes else None

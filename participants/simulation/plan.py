@@ -88,6 +88,7 @@ class Adversity:
     disk_fails: float
     supervision: Supervision
     keeps_results: bool
+    saves_s: float
     looks_for_marks: bool
     max_running: int
     keep_checkpoints: int | None
@@ -124,6 +125,7 @@ def draw_adversity(dice: Dice) -> Adversity:
         disk_fails=dice.pick((0.0, 0.0, 0.002, 0.01)),
         supervision=dice.pick(tuple(Supervision)),
         keeps_results=dice.chance(0.3),
+        saves_s=dice.pick((0.0, 0.0, 0.4, 4.0)),
         looks_for_marks=dice.chance(0.25),
         max_running=dice.pick((1, 99, 99)),
         keep_checkpoints=dice.pick((None, 2, 3)),

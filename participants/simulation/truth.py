@@ -18,6 +18,7 @@ from ..demo.lines import Event, ServerJournal
 from ..files.store import Store
 from ..identity import EpisodeId
 from ..records.manifests import CheckpointId
+from ..records.records import Disposition
 
 
 @frozen(kw_only=True)
@@ -52,8 +53,9 @@ class Begun:
 class Truth:
     """All of one run. `still` says, for each checkpoint, how much was done when its participants were closed and quiet,
     `moved` how much when it was published. `contents` are the files of the published ones as they were then, `in_force`
-    is the newest that was published by a coordinator which nobody had overtaken. `not_restored` are the epochs whose
-    restore failed, and why: there everything starts over (docs/reference/protocol.md section 7).
+    is the newest that was published by a coordinator which nobody had overtaken, `too_late` are the others, and `saved`
+    is whose result was in one. `not_restored` are the epochs whose restore failed, and why: there everything starts
+    over (docs/reference/protocol.md section 7).
     """
 
     simulation: Simulation
@@ -63,6 +65,8 @@ class Truth:
     moved: dict[str, int] = field(factory=dict)
     contents: dict[str, dict[str, bytes]] = field(factory=dict)
     in_force: CheckpointId | None = None
+    too_late: set[str] = field(factory=set)
+    saved: set[str] = field(factory=set)
     not_restored: dict[int, str] = field(factory=dict)
 
     def journal(self, process: Process, server: str, epoch: int) -> ServerJournal:
@@ -85,7 +89,11 @@ class Truth:
         assert parsed is not None
         self.moved[checkpoint_id] = len(self.done)
         self.contents[checkpoint_id] = self.files(checkpoint_id, store)
-        if not store.overtaken_by(parsed.epoch):
+        registry = store.read(parsed).registry
+        self.saved |= {row.rollout_id for row in registry if row.disposition is Disposition.COMPLETED}
+        if store.overtaken_by(parsed.epoch):
+            self.too_late.add(checkpoint_id)
+        else:
             self.in_force = parsed
 
     def files(self, checkpoint_id: str, store: Store) -> dict[str, bytes]:

@@ -133,11 +133,13 @@ def checkpoints(site: Site) -> Found:
                 yield "I43", f"{path} of {name} has changed since its publication"
 
 
-def coordinators(lives: list[Life]) -> Found:
-    """One life finishes the job, the last; whoever was overtaken says so. Covers: I62, I98."""
-    finished = [each for each in lives if each.end is End.FINISHED]
-    if finished != lives[-1:]:
-        yield "I98", f"the job was finished by {', '.join(each.process.name for each in finished) or 'nobody'}"
+def coordinators(truth: Truth, lives: list[Life]) -> Found:
+    """The last life finishes the job; whoever was overtaken by it does not end as if it had finished. Covers: I98."""
+    if lives[-1].end is not End.FINISHED:
+        yield "I20", f"the last life, {lives[-1].process.name}, ended {lives[-1].end}: {lives[-1].why}"
+    for each in lives:
+        if each.end is End.FINISHED and each.published in truth.too_late:
+            yield "I98", f"{each.process.name} was overtaken before {each.published}, and ended as if it were not"
 
 
 def servers(site: Site) -> Found:
@@ -157,5 +159,5 @@ def examine(site: Site, lives: list[Life]) -> Found:
     for check in OF_TRUTH:
         yield from check(site.truth)
     yield from checkpoints(site)
-    yield from coordinators(lives)
+    yield from coordinators(site.truth, lives)
     yield from servers(site)

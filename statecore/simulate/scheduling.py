@@ -1,10 +1,10 @@
 """The one place that knows how trio orders its tasks: from here on, a seed does.
 
-trio runs the tasks that can run in batches and shuffles each batch, on purpose, with dice of its own that nothing public
-seeds. A simulation lets one message or timer go at a time, once every task is blocked, so a batch mostly has one task;
-but a message may wake several (all who wait at a gate), and these race. trio has a switch for Hypothesis that puts a
-batch in an order by age before it is shuffled; with it and with seeded dice the whole run is a function of the seed.
-Both names are private. If a release of trio no longer has them, a simulation says so before it begins.
+trio runs the tasks that can run in batches and shuffles each batch, on purpose, with dice of its own that nothing
+public seeds. A simulation lets one message or timer go at a time, once every task is blocked, so a batch mostly has one
+task; but a message may wake several (all who wait at a gate), and these race. trio has a switch for Hypothesis that
+puts a batch in an order by age before it is shuffled; with it and with seeded dice the whole run is a function of the
+seed. Both names are private. If a release of trio no longer has them, a simulation says so before it begins.
 """
 
 from __future__ import annotations
