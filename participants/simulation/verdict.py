@@ -104,7 +104,12 @@ def checkpoints(site: Site) -> Found:
     Covers: I22, I26, I34, I35, I41, I42, I43, I44, I49, I65.
     """
     truth, store = site.truth, site.reader()
-    for checkpoint_id in store.survey().candidates:
+    try:
+        candidates = store.survey().candidates
+    except StatecoreError as error:
+        yield "I44", str(error)
+        return
+    for checkpoint_id in candidates:
         name = str(checkpoint_id)
         try:
             checkpoint = store.read(checkpoint_id)
