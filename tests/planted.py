@@ -145,7 +145,7 @@ def s44(patch: Patch) -> None:
 
 
 def s64(patch: Patch) -> None:
-    patch.setattr(Store, "claim_after", lambda self, epoch: epoch)
+    patch.setattr(Store, "claim_after", lambda self, epoch: self.claim())
 
 
 def s52(patch: Patch) -> None:
@@ -179,7 +179,7 @@ PLANTED: Final = tuple(
         ("S40", "a trainer's cursor runs ahead of its dispatches", s40, ("I11",), 0),
         ("S44", "a coordinator does not look whether it was overtaken", s44, ("I98",), 0),
         ("S52", "results are released before they are saved", s52, ("I67",), 0),
-        ("S64", "a restart of the servers claims no epoch of its own", s64, ("I96",), 0),
+        ("S64", "an overtaken coordinator starts its servers anew under a claim of its own", s64, ("I98",), 0),
         ("S65", "a lost server makes a result with reward 0", s65, ("I57",), 0),
     )
 )

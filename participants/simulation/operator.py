@@ -31,6 +31,7 @@ LAST_S: Final = (0.0, 20.0)
 ORPHANED_S: Final = DEADLINE_S + GRACE_S + 4 * MAX_SKEW_S + 2.0
 ZOMBIES_S: Final = 400.0
 FAULTS: Final = ("EIO", "ENOSPC")
+AFTER_PUBLICATION: Final = (ACKNOWLEDGE, "/checkpoint/resume", "/checkpoint/retire", "/checkpoint/forget")
 
 
 @define(eq=False)
@@ -135,7 +136,15 @@ class Operator:
     def _on_message(self, call: Call) -> None:
         if call.path.endswith(ACKNOWLEDGE):
             self._check_saved(call)
+        if call.path.endswith(AFTER_PUBLICATION):
+            self._check_not_overtaken(call)
         self._happened(Trigger.MESSAGES, None)
+
+    def _check_not_overtaken(self, call: Call) -> None:
+        """Whoever was overtaken before a publication neither acknowledges nor resumes after it (I98)."""
+        for life in self.lives:
+            if life.process.name == call.source and life.published in self.site.truth.too_late:
+                self.site.simulation.violated("I98", f"{call.source} was overtaken, and sends {call.path}")
 
     def _check_saved(self, call: Call) -> None:
         """A result is acknowledged only when a durable copy of it exists outside of the server (I67)."""

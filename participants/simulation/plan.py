@@ -110,7 +110,7 @@ def draw_plan(dice: Dice) -> Plan:
                 RolloutPlan(rollout_id=name, group=group, env_id=ENV_ID, game_seed=game_seed, think_s=think)
             )
     return Plan(
-        seed=dice.whole(0, 1 << 20), rollouts=tuple(rollouts), checkpoints_at=(1,), stagger_s=dice.between(0.0, 3.0)
+        seed=dice.whole(0, 1 << 20), rollouts=tuple(rollouts), checkpoints_at=(1,), stagger_s=dice.pick((0.0, 1.0, 5.0))
     )
 
 

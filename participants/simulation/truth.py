@@ -91,7 +91,7 @@ class Truth:
         self.contents[checkpoint_id] = self.files(checkpoint_id, store)
         registry = store.read(parsed).registry
         self.saved |= {row.rollout_id for row in registry if row.disposition is Disposition.COMPLETED}
-        if store.overtaken_by(parsed.epoch):
+        if max(store.claims()) > parsed.epoch:
             self.too_late.add(checkpoint_id)
         else:
             self.in_force = parsed
