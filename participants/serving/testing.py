@@ -75,7 +75,8 @@ class Fault:
 
 FaultHook = Callable[[Call], Fault | None]
 Watch = Callable[[Call, str], None]
-"""Told of a sending when its server has it (`has`), and when its caller has an answer (`answered`, with the status)."""
+"""Told of a sending when its server has it (`has`), and when its caller has an answer (`answered`, with the status) or
+an error instead (`breaks`)."""
 NO_FAULT: Final = Fault()
 
 
@@ -236,6 +237,16 @@ class _Transport(httpx.AsyncBaseTransport):
         where = f"{request.url.scheme}://{request.url.netloc.decode('ascii')}"
         timeouts = request.extensions.get("timeout", {})
         call, fault = self._network._call(self._source, request)
+        try:
+            return await self._answered(call, fault, timeouts, where)
+        except httpx.TransportError:
+            self._network.watch(call, "breaks")
+            raise
+
+    async def _answered(
+        self, call: Call, fault: Fault, timeouts: Mapping[str, float | None], where: str
+    ) -> httpx.Response:
+        request = call.request
         with _within(timeouts.get("connect"), httpx.ConnectTimeout, where):
             await trio.sleep(fault.connect_s)
         if fault.refuse or self._network._server(call.server) is None:

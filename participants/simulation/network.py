@@ -15,6 +15,7 @@ from attrs import frozen
 
 from statecore.simulate import Dice, Process, Simulation
 
+from ..identity import RUN_PREFIX
 from ..serving.testing import Call, Fault, InMemoryNetwork
 
 USUAL_S: Final = (0.0005, 0.02)
@@ -42,13 +43,16 @@ class Weather:
 
 
 class SimulatedNetwork:
-    """`inner` is where servers are started and killed; `process` transports are made by `transport`."""
+    """`inner` is where servers are started and killed. `disturbed` are the executions (by key) of whose calls to other
+    servers one got no answer.
+    """
 
     def __init__(self, simulation: Simulation, weather: Weather) -> None:
         self.inner = InMemoryNetwork(self._fate)
         self.inner.watch = self._saw
         self.weather = weather
         self.calm = False
+        self.disturbed: set[str] = set()
         self.on_send: Callable[[Call], None] = lambda call: None
         self._simulation = simulation
         self._dice = simulation.dice.of("network")
@@ -115,6 +119,8 @@ class SimulatedNetwork:
         return Fault(request_s=there, reply_s=back), ""
 
     def _saw(self, call: Call, what: str) -> None:
+        if what == "breaks" and call.path.startswith(RUN_PREFIX):
+            self.disturbed.add(call.path.removeprefix(RUN_PREFIX).partition("/")[0])
         self._simulation.history.tell(call.server, what, source=call.source, call=call.number)
 
 

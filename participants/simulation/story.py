@@ -48,7 +48,9 @@ def _told(line: Mapping[str, Any], everything: bool) -> tuple[str, str] | None:
         fault = line.get("fault")
         text = f"-> {line['to']}  {line['path']}  #{line['call']}"
         return (MARK, f"{text}  {fault}") if fault else (" ", text)
-    if what in ("has",) or what.startswith("answered "):
+    if what == "breaks":
+        return MARK, f"no answer to #{line['call']} of {line['source']}"
+    if what == "has" or what.startswith("answered "):
         return " ", f"{'got' if what == 'has' else what} #{line['call']} of {line['source']}"
     if what == "violated":
         return PROBLEM, f"VIOLATED {line['rule']}: {line['text']}"

@@ -25,7 +25,9 @@ MAY_START_OVER: Final = (
     "participant lost",
     "turned away",
 )
-"""Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none."""
+"""Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
+one of its calls got no answer.
+"""
 
 Found = Iterator[tuple[str, str]]
 """The number of an invariant, and what is not as it says."""
@@ -118,15 +120,17 @@ def checkpoints(site: Site) -> Found:
             continue
         held = held_by(checkpoint)
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
-        fresh = {row.rollout_id: row.reason for row in checkpoint.registry if row.disposition is Disposition.FRESH}
-        for rollout, reason in fresh.items():
-            if not any(each in reason for each in MAY_START_OVER):
-                yield "I35", f"{name}: {rollout} starts over: {reason}"
+        fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
+        for row in fresh:
+            excused = any(each in row.reason for each in MAY_START_OVER)
+            if not excused and row.episode.key not in site.network.disturbed:
+                yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
         for done in truth.done[: truth.still.get(name, 0)]:
             if done.epoch == checkpoint_id.epoch and done.event is Event.TURN and done.turn is not None:
                 if done.attempt != attempts.get(done.rollout):
                     continue
-                if done.rollout not in fresh and not held.has((done.rollout, done.turn)):
+                over = any(row.rollout_id == done.rollout for row in fresh)
+                if not over and not held.has((done.rollout, done.turn)):
                     yield "I34", f"{name} lacks turn {done.turn} of {done.rollout}, finished before it was written"
         completed = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.COMPLETED}
         resumable = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.CONTINUE}
