@@ -74,6 +74,9 @@ class Fault:
 
 
 FaultHook = Callable[[Call], Fault | None]
+Watch = Callable[[Call, str], None]
+"""Told of a sending when its server has it (`has`), and when its caller has an answer (`answered`, with the status) or
+an error instead (`breaks`)."""
 NO_FAULT: Final = Fault()
 
 
@@ -97,10 +100,12 @@ class InMemoryNetwork:
 
     def __init__(self, faults: FaultHook | None = None) -> None:
         self.faults = faults
+        self.watch: Watch = lambda call, what: None
         self.errors: list[AppError] = []
         self._servers: dict[str, MemoryServer] = {}
         self._nursery: trio.Nursery | None = None
         self._numbers = count(1)
+        self._under_way: dict[int, tuple[Call, Exchange]] = {}
 
     async def __aenter__(self) -> InMemoryNetwork:
         self._manager = self._open()
@@ -181,6 +186,12 @@ class InMemoryNetwork:
         """The names of the servers that are up."""
         return tuple(self._servers)
 
+    def break_off(self, between: Callable[[str, str], bool]) -> None:
+        """Connections break whose caller and server are `between`; whoever waited for an answer there hears of it."""
+        for call, exchange in tuple(self._under_way.values()):
+            if between(call.source, call.server):
+                exchange.break_off("the connection was cut")
+
     # what the transport asks for
 
     def _call(self, source: str, request: httpx.Request) -> tuple[Call, Fault]:
@@ -196,6 +207,7 @@ class InMemoryNetwork:
         if server is None:
             exchange.break_off("the server is gone")
         else:
+            self.watch(call, "has")
             server.accept(exchange)
 
     async def _deliver_after(self, delay_s: float, call: Call, exchange: Exchange) -> None:
@@ -225,6 +237,16 @@ class _Transport(httpx.AsyncBaseTransport):
         where = f"{request.url.scheme}://{request.url.netloc.decode('ascii')}"
         timeouts = request.extensions.get("timeout", {})
         call, fault = self._network._call(self._source, request)
+        try:
+            return await self._answered(call, fault, timeouts, where)
+        except httpx.TransportError:
+            self._network.watch(call, "breaks")
+            raise
+
+    async def _answered(
+        self, call: Call, fault: Fault, timeouts: Mapping[str, float | None], where: str
+    ) -> httpx.Response:
+        request = call.request
         with _within(timeouts.get("connect"), httpx.ConnectTimeout, where):
             await trio.sleep(fault.connect_s)
         if fault.refuse or self._network._server(call.server) is None:
@@ -234,6 +256,7 @@ class _Transport(httpx.AsyncBaseTransport):
             raise httpx.ReadError(f"{where}: the connection broke")
         if not fault.silent:
             self._network._send(call, exchange, fault)
+        self._network._under_way[call.number] = call, exchange
         try:
             with _within(timeouts.get("read"), httpx.ReadTimeout, where):
                 status, headers = await exchange.head()
@@ -243,6 +266,9 @@ class _Transport(httpx.AsyncBaseTransport):
         except BaseException:
             exchange.leave()
             raise
+        finally:
+            del self._network._under_way[call.number]
+        self._network.watch(call, f"answered {status}")
         return httpx.Response(
             status, headers=headers, stream=_Parts(exchange, timeouts.get("read"), where), extensions=dict(_HTTP11)
         )

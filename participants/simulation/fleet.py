@@ -1,0 +1,269 @@
+"""The servers of one start, as processes of a simulation; and the launcher that a coordinator has.
+
+Each start has addresses of its own, so servers of an older start live on beside it if nobody ends them. If a launcher's
+coordinator dies in the middle of a start, what it has started stays, as processes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from attrs import define, field, frozen
+
+from statecore.simulate import Dice, Process, ProcessEnded, Simulation
+
+from ..demo.agent_server import agent_app
+from ..demo.counting import held_by
+from ..demo.environment_server import environment_app
+from ..demo.lines import ServerJournal
+from ..demo.model_servers import judge_app, policy_app
+from ..demo.plan import Plan
+from ..demo.servers import Place
+from ..files.store import Store
+from ..machines.control import Phase
+from ..net.http import ASGIApp
+from ..servers.server import Server
+from ..serving.lifespan import StartupFailed
+from ..settings import Seams, Settings
+from ..telemetry import NoTelemetry
+from .game import game_app
+from .network import SimulatedNetwork
+from .plan import MAX_DRIFT, MAX_SKEW_S, Supervision
+from .truth import Begun, Truth
+
+if TYPE_CHECKING:
+    from ..demo.trainer import DemoTrainer
+
+TOKEN: Final = "token-of-this-job"
+ROOT: Final = Path("/job")
+GRACE_S: Final = 3.0
+DEADLINE_S: Final = 12.0
+"""Of every checkpoint and every restore."""
+STARTS_S: Final = (0.05, 1.5)
+BROUGHT_BACK_S: Final = (0.2, 20.0)
+
+Maker = Callable[[Place], ASGIApp]
+SERVERS: Final[Mapping[str, Maker]] = {
+    "policy": policy_app,
+    "judge": judge_app,
+    "agent": agent_app,
+    "game": game_app,
+    "environment": environment_app,
+}
+
+
+@frozen(kw_only=True)
+class SimulatedPlace(Place):
+    """Where a server of a simulation is made: its journal is the truth."""
+
+    truth: Truth
+    process: Process
+
+    def journal(self, server: str) -> ServerJournal:
+        return self.truth.journal(self.process, server, self.settings.epoch or 0)
+
+
+@define(eq=False)
+class Site:
+    """What all starts of a job share. `makers` may be changed to simulate other servers."""
+
+    simulation: Simulation
+    network: SimulatedNetwork
+    truth: Truth
+    plan: Plan
+    supervision: Supervision
+    nursery: trio.Nursery
+    makers: dict[str, Maker] = field(factory=lambda: dict(SERVERS))
+    fleets: list[Fleet] = field(factory=list)
+    dice: Dice = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.dice = self.simulation.dice.of("site")
+
+    def process(self, name: str) -> Process:
+        """A process on a machine whose clock is a little off."""
+        dice = self.simulation.dice.of(f"clock of {name}")
+        offset_s, drift = dice.between(-MAX_SKEW_S, MAX_SKEW_S), dice.between(-MAX_DRIFT, MAX_DRIFT)
+        self.simulation.history.tell(name, "begins", offset_s=round(offset_s, 6), drift=round(drift, 9))
+        return self.simulation.process(name, offset_s=offset_s, drift=drift)
+
+    def seams(self, process: Process) -> Seams:
+        return Seams(
+            clock=process.clock,
+            disk=self.simulation.disk.view(process),
+            entropy=process.entropy,
+            telemetry=NoTelemetry(),
+        )
+
+    def reader(self) -> Store:
+        """The store as somebody sees it whom no fault reaches."""
+        dice = self.simulation.dice.of("reader")
+        process = self.simulation.process("reader")
+        return Store(ROOT, self.simulation.disk.now, dice.entropy, process.clock)
+
+
+@define(eq=False)
+class Member:
+    """One server of a fleet: its process and its application, the newest if it was brought back."""
+
+    name: str
+    address: str
+    process: Process
+    app: ASGIApp
+
+    @property
+    def server(self) -> Server | None:
+        found: Any = getattr(self.app, "server", None)
+        return found if isinstance(found, Server) else None
+
+    @property
+    def closed(self) -> str:
+        """The phase in which it does not accept; "" if it accepts, or was never opened by anybody."""
+        participant = None if self.server is None else self.server.participant
+        if participant is None or participant.born_closed or participant.phase is Phase.IDLE:
+            return ""
+        return participant.phase.value
+
+
+@define(eq=False)
+class Fleet:
+    """The servers of one start."""
+
+    site: Site
+    number: int
+    epoch: int
+    urls: Mapping[str, str]
+    members: dict[str, Member] = field(factory=dict)
+    exited: dict[str, int] = field(factory=dict)
+    over: bool = False
+
+    def address(self, name: str) -> str:
+        return f"{name}-{self.number}"
+
+    async def start(self, name: str, suffix: str = "") -> None:
+        """The server is up. Raises StartupFailed."""
+        site, address = self.site, self.address(name)
+        process = site.process(address + suffix)
+        settings = Settings(
+            enabled=True,
+            control_auth_token=TOKEN,
+            lease_grace_seconds=GRACE_S,
+            root=ROOT,
+            epoch=self.epoch,
+            epoch_required=True,
+            servers=dict(self.urls),
+        )
+        place = SimulatedPlace(
+            plan=site.plan,
+            settings=settings,
+            seams=site.seams(process),
+            journals=ROOT,
+            transport=site.network.transport(process),
+            truth=site.truth,
+            process=process,
+        )
+        member = Member(name, address, process, site.makers[name](place))
+        process.at_end.append(lambda: self._ended(member))
+        self.members[name] = member
+        await site.network.inner.start(address, member.app)
+
+    def _ended(self, member: Member) -> None:
+        self.site.simulation.history.tell(member.process.name, "dies")
+        if member.address in self.site.network.inner.up:
+            self.site.network.inner.kill(member.address)
+        if self.members.get(member.name) is member and not self.over:
+            self.exited[member.name] = -9
+            if self.site.supervision is Supervision.BROUGHT_BACK:
+                self.site.nursery.start_soon(self._bring_back, member)
+
+    async def _bring_back(self, member: Member) -> None:
+        """Somebody starts it again at its old address, with its old settings, and it knows nothing."""
+        await trio.sleep(self.site.dice.between(*BROUGHT_BACK_S))
+        if self.over or self.members[member.name] is not member:
+            return
+        self.site.simulation.count("brought back")
+        try:
+            await self.start(member.name, f".{self.site.simulation.counts['brought back']}")
+        except (StartupFailed, ProcessEnded):  # struck again meanwhile: then it is not there
+            self.site.simulation.history.tell(member.address, "is not brought back")
+
+    @property
+    def alive(self) -> list[Member]:
+        return [each for each in self.members.values() if each.process.alive]
+
+    def kill(self) -> None:
+        """Nothing of it runs, and nobody brings anything of it back."""
+        self.over = True
+        for each in self.alive:
+            each.process.kill()
+
+    async def stop(self) -> None:
+        """As SIGTERM to all."""
+        self.over = True
+        async with trio.open_nursery() as nursery:
+            for each in self.alive:
+                nursery.start_soon(self._stop, each)
+
+    async def _stop(self, member: Member) -> None:
+        if member.address in self.site.network.inner.up:
+            await self.site.network.inner.stop(member.address)
+        if member.process.alive:
+            member.process.kill()
+
+
+@define(eq=False)
+class SilentLauncher:
+    """A launcher that starts and stops, and tells nobody of ends. `owner` is the coordinator's process."""
+
+    site: Site
+    owner: Process
+    trainer: DemoTrainer
+    fleet: Fleet | None = None
+
+    async def start(self, epoch: int) -> Mapping[str, str]:
+        site = self.site
+        await self._note(epoch)
+        number = len(site.fleets) + 1
+        urls = {name: site.network.inner.url(f"{name}-{number}") for name in site.makers}
+        self.fleet = fleet = Fleet(site, number, epoch, urls)
+        site.fleets.append(fleet)
+        try:
+            for name in site.makers:
+                await trio.sleep(site.simulation.due_in(site.dice.between(*STARTS_S) / len(site.makers)))
+                await fleet.start(name)
+        except BaseException:
+            if self.owner.alive:
+                fleet.kill()
+            raise
+        return urls
+
+    async def _note(self, epoch: int) -> None:
+        store = self.site.reader()
+        base = store.claims()[epoch].base
+        assert base is not None, "the base is recorded before anything is started"
+        held = held_by(None if base.start is None else store.read(base.start))
+        self.site.truth.begun(
+            Begun(
+                epoch=epoch,
+                life=self.owner.name,
+                start=None if base.start is None else str(base.start),
+                turns=dict(held.turns),
+                consumed=frozenset(await self.trainer.consumed()),
+                calm=self.site.network.calm,
+            )
+        )
+
+    async def stop(self) -> None:
+        if self.fleet is not None:
+            await self.fleet.stop()
+
+
+class TellingLauncher(SilentLauncher):
+    """A launcher that also knows which of its servers have ended."""
+
+    @property
+    def exited(self) -> Mapping[str, int]:
+        return {} if self.fleet is None else dict(self.fleet.exited)

@@ -1,0 +1,172 @@
+"""What must hold of a simulated job, whatever was done to it. Each check names the invariant that it is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from statecore.errors import StatecoreError
+from statecore.simulate import ProcessEnded
+
+from ..demo.counting import WORK, differences, held_by
+from ..demo.lines import Event
+from ..records.records import Disposition
+from .fleet import Site
+from .life import End, Life
+from .plan import expected
+from .truth import Truth
+
+MAY_START_OVER: Final = (
+    "left out:",
+    "its result did not arrive in time",
+    "no boundary yet",
+    "participant_lost",
+    "participant lost",
+    "turned away",
+)
+"""Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
+one of its calls got no answer.
+"""
+
+Found = Iterator[tuple[str, str]]
+"""The number of an invariant, and what is not as it says."""
+
+
+def results(site: Site, life: Life) -> Found:
+    """Every rollout has its result in the trainer, once, and the undisturbed one. Covers: I11, I57, I63, I68, I74."""
+    trainer = life.trainer
+    for rollout in trainer.lost():
+        yield "I11", f"{rollout} has no result"
+    for rollout in sorted(set(trainer.doubled())):
+        yield "I68", f"{rollout} was accepted more than once"
+    for rollout, what in differences(trainer.results(), expected(site.plan)).items():
+        if rollout not in trainer.lost():
+            yield "I57", f"{rollout} differs from the undisturbed run: {what}"
+
+
+def held_turns(truth: Truth) -> Found:
+    """No start redoes what it went on from, and none fails to without a fault. Covers: I51, I57, I61."""
+    for start in truth.starts:
+        failed = truth.not_restored.get(start.epoch)
+        if failed is not None:
+            if start.calm:
+                yield "I57", f"epoch {start.epoch} could not be restored, and there is no fault: {failed}"
+            continue
+        for done in truth.done:
+            held = done.rollout in start.consumed or (done.turn or 0) <= start.turns.get(done.rollout, 0)
+            if held and done.epoch == start.epoch and done.event in WORK:
+                yield "I57", f"epoch {start.epoch} does {done.event} {done.turn} of {done.rollout} again: it was held"
+
+
+def done_once(truth: Truth) -> Found:
+    """Within one start no step and no turn of an attempt is done twice. Covers: I9, I10, I15."""
+    times = Counter(
+        (done.epoch, done.rollout, done.attempt, done.event, done.turn)
+        for done in truth.done
+        if done.event in (Event.STEP, Event.TURN)
+    )
+    for (epoch, rollout, attempt, event, turn), number in times.items():
+        if number > 1:
+            yield "I10", f"epoch {epoch}: {event} {turn} of {rollout}-{attempt} was done {number} times"
+
+
+def attempts(truth: Truth) -> Found:
+    """Within one start nothing is done for an attempt once a later one has done something. Covers: I3, I6, I11."""
+    newest: dict[tuple[int, str], int] = {}
+    for done in truth.done:
+        if done.attempt is None or done.event not in (Event.STEP, Event.TURN):
+            continue
+        key = done.epoch, done.rollout
+        if done.attempt < newest.get(key, 0):
+            told = f"{done.event} {done.turn} of {done.rollout}-{done.attempt}"
+            yield "I6", f"epoch {done.epoch}: {told}, and a later attempt had run"
+        newest[key] = max(done.attempt, newest.get(key, 0))
+
+
+def epochs(truth: Truth) -> Found:
+    """Two starts never share an epoch. Covers: I96."""
+    for epoch, number in Counter(start.epoch for start in truth.starts).items():
+        if number > 1:
+            yield "I96", f"epoch {epoch} was started {number} times"
+
+
+def stood_still(truth: Truth) -> Found:
+    """While a checkpoint that came about was being written, nothing moved. Covers: I17, I24, I32."""
+    for checkpoint_id, end in truth.moved.items():
+        begin, epoch = truth.still[checkpoint_id], int(checkpoint_id.split("-")[1])
+        for done in truth.done[begin:end]:
+            if done.epoch == epoch and done.event in (Event.STEP, Event.TURN):
+                yield "I24", f"{checkpoint_id}: {done.event} {done.turn} of {done.rollout} while it was written"
+
+
+def checkpoints(site: Site) -> Found:
+    """What could be gone on from is whole, and lacks no turn that was finished when everything stood still.
+
+    Covers: I22, I26, I34, I35, I41, I42, I43, I44, I49, I65.
+    """
+    truth, store = site.truth, site.reader()
+    try:
+        candidates = store.survey().candidates
+    except StatecoreError as error:
+        yield "I44", str(error)
+        return
+    for checkpoint_id in candidates:
+        name = str(checkpoint_id)
+        try:
+            checkpoint = store.read(checkpoint_id)
+        except StatecoreError as error:
+            yield "I44", f"{name} cannot be read: {error}"
+            continue
+        held = held_by(checkpoint)
+        attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
+        fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
+        for row in fresh:
+            excused = any(each in row.reason for each in MAY_START_OVER)
+            if not excused and row.episode.key not in site.network.disturbed:
+                yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
+        for done in truth.done[: truth.still.get(name, 0)]:
+            if done.epoch == checkpoint_id.epoch and done.event is Event.TURN and done.turn is not None:
+                if done.attempt != attempts.get(done.rollout):
+                    continue
+                over = any(row.rollout_id == done.rollout for row in fresh)
+                if not over and not held.has((done.rollout, done.turn)):
+                    yield "I34", f"{name} lacks turn {done.turn} of {done.rollout}, finished before it was written"
+        completed = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.COMPLETED}
+        resumable = {row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.CONTINUE}
+        for rollout in sorted(completed & resumable):
+            yield "I65", f"{name}: {rollout} is completed and resumable"
+    for name, files in truth.contents.items():
+        for path, content in truth.files(name, store).items():
+            if files.get(path) != content:
+                yield "I43", f"{path} of {name} has changed since its publication"
+
+
+def coordinators(truth: Truth, lives: list[Life]) -> Found:
+    """The last life finishes the job; whoever was overtaken by it does not end as if it had finished. Covers: I98."""
+    if lives[-1].end is not End.FINISHED:
+        yield "I20", f"the last life, {lives[-1].process.name}, ended {lives[-1].end}: {lives[-1].why}"
+    for each in lives:
+        if each.end is End.FINISHED and each.published in truth.too_late:
+            yield "I98", f"{each.process.name} was overtaken before {each.published}, and ended as if it were not"
+
+
+def servers(site: Site) -> Found:
+    """No server lets an exception out. Covers: I18."""
+    for each in site.network.inner.errors:
+        if not isinstance(each.error, ProcessEnded):
+            yield "exception", f"{each.server}, {each.where}: {type(each.error).__name__}: {each.error}"
+
+
+OF_TRUTH: Final[tuple[Callable[[Truth], Found], ...]] = (held_turns, done_once, attempts, epochs, stood_still)
+
+
+def examine(site: Site, lives: list[Life]) -> Found:
+    """All that is not as it must be."""
+    if lives[-1].end is End.FINISHED:
+        yield from results(site, lives[-1])
+    for check in OF_TRUTH:
+        yield from check(site.truth)
+    yield from checkpoints(site)
+    yield from coordinators(site.truth, lives)
+    yield from servers(site)

@@ -1,0 +1,194 @@
+"""Many seeds on many cores: what came of each, how fast it goes, and which of them failed.
+
+Each core has a process that plays one seed after the other. What goes wrong in such a process itself (it is killed, or
+runs out of memory) fails the seeds that it had.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Final
+
+from attrs import define, evolve, field, frozen
+
+from ..seams import Clock, SystemClock
+from .run import Outcome, Problem, World, run
+
+TOLD_EVERY_S: Final = 0.5
+TURN: Final = 4
+"""So many seeds a process is given at once."""
+NO_COUNTS: Final[Mapping[str, int]] = {}
+
+
+@frozen(kw_only=True)
+class Progress:
+    """How far a series is. `of` is None when only the time bounds it."""
+
+    done: int
+    of: int | None
+    failed: int
+    seconds: float
+    left_s: float | None
+    counts: Mapping[str, int]
+
+    @property
+    def rate(self) -> float:
+        """Seeds a second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+
+@define(kw_only=True)
+class Series:
+    """What came of a series. `failed` are outcomes without their history, which a replay gives again."""
+
+    done: int = 0
+    seconds: float = 0.0
+    jobs: int = 1
+    counts: Counter[str] = field(factory=Counter)
+    virtual_s: float = 0.0
+    failed: list[Outcome] = field(factory=list)
+
+    @property
+    def good(self) -> bool:
+        return not self.failed
+
+    @property
+    def rate(self) -> float:
+        """Seeds a second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+
+def cores() -> int:
+    """How many processes a series has if nobody says."""
+    return multiprocessing.cpu_count()
+
+
+def series(
+    world: World,
+    *,
+    first: int = 0,
+    seeds: int | None = None,
+    seconds: float | None = None,
+    jobs: int | None = None,
+    told: Callable[[Progress], None] = lambda progress: None,
+    failed: Callable[[Outcome], None] = lambda outcome: None,
+    clock: Clock | None = None,
+) -> Series:
+    """The seeds from `first` on were played, `seeds` of them, or as many as begin within `seconds`; one bound at least.
+
+    `world` has to be a function of a module, so that other processes find it. `failed` is told of each seed with
+    problems as soon as it is known, `told` now and then of all. ValueError without a bound.
+    """
+    if seeds is None and seconds is None:
+        raise ValueError("a series needs a bound: a number of seeds, or a time")
+    clock = clock or SystemClock()
+    came = Series(jobs=jobs or cores())
+    watch = _Watch(came, seeds, seconds, clock, told, failed)
+    if came.jobs == 1:
+        for seed in watch.seeds(first):
+            watch.came_of(_play(world, seed, 1))
+    else:
+        _on_cores(world, first, watch)
+    came.seconds = watch.passed
+    return came
+
+
+def _on_cores(world: World, first: int, watch: _Watch) -> None:
+    context = multiprocessing.get_context("spawn")
+    waiting = watch.seeds(first, TURN)
+    running: dict[Future[list[Outcome]], int] = {}
+    with ProcessPoolExecutor(watch.came.jobs, mp_context=context) as pool:
+        try:
+            while True:
+                while len(running) < 2 * watch.came.jobs and (seed := next(waiting, None)) is not None:
+                    running[pool.submit(_play, world, seed, watch.size(first, seed))] = seed
+                if not running:
+                    return
+                done, _ = wait(running, timeout=TOLD_EVERY_S, return_when=FIRST_COMPLETED)
+                watch.tell()
+                for each in done:
+                    watch.came_of(_outcomes(each, running.pop(each)))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _outcomes(future: Future[list[Outcome]], seed: int) -> list[Outcome]:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        problem = Problem("exception", f"the process that played seeds from {seed} on has died: {error}")
+        return [Outcome(seed=seed, problems=(problem,), history=b"", counts=NO_COUNTS, virtual_s=0.0)]
+
+
+def _play(world: World, first: int, number: int) -> list[Outcome]:
+    """The outcomes of so many seeds, without their histories."""
+    return [evolve(run(world, seed), history=b"") for seed in range(first, first + number)]
+
+
+class _Watch:
+    """Counts, and knows when a series is over."""
+
+    def __init__(
+        self,
+        came: Series,
+        wanted: int | None,
+        seconds: float | None,
+        clock: Clock,
+        told: Callable[[Progress], None],
+        failed: Callable[[Outcome], None],
+    ) -> None:
+        self.came = came
+        self._wanted, self._seconds, self._clock, self._told, self._failed = wanted, seconds, clock, told, failed
+        self._began = clock.monotonic()
+        self._next_told = 0.0
+
+    @property
+    def passed(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    def seeds(self, first: int, step: int = 1) -> Iterator[int]:
+        """The seeds that begin a turn, as long as the bounds allow another one."""
+        seed = first
+        while (self._wanted is None or seed < first + self._wanted) and (
+            self._seconds is None or self.passed < self._seconds
+        ):
+            yield seed
+            seed += step
+
+    def size(self, first: int, seed: int) -> int:
+        """How many seeds the turn that begins with `seed` has."""
+        return TURN if self._wanted is None else min(TURN, first + self._wanted - seed)
+
+    def came_of(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.came.done += 1
+            self.came.virtual_s += outcome.virtual_s
+            self.came.counts.update(outcome.counts)
+            if not outcome.good:
+                self.came.failed.append(outcome)
+                self._failed(outcome)
+        self.tell()
+
+    def tell(self) -> None:
+        passed = self.passed
+        if passed < self._next_told:
+            return
+        self._next_told = passed + TOLD_EVERY_S
+        done, left = self.came.done, [] if self._seconds is None else [max(0.0, self._seconds - passed)]
+        if self._wanted is not None and done:
+            left.append(passed / done * (self._wanted - done))
+        self._told(
+            Progress(
+                done=done,
+                of=self._wanted,
+                failed=len(self.came.failed),
+                seconds=passed,
+                left_s=min(left, default=None),
+                counts=self.came.counts,
+            )
+        )
