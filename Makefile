@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill simulate models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill crash-points simulate models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-gym     the embedding, on real NeMo Gym servers (needs Python 3.12 or newer; 600 MB in .venv-gym)"
 	@echo "make gym-deep     each Gym environment, each kind of its servers, each moment, hit by SIGKILL; 20 kills of a collection (hours)"
 	@echo "make kill         jobs on real processes, hit by SIGKILL, SIGSTOP and SIGCONT as a seed says (RUNS=500, SEED=17)"
+	@echo "make crash-points each file operation and each message of a checkpoint and a restore, gone wrong in every way (minutes)"
 	@echo "make simulate     whole jobs in virtual time, under every fault that a seed draws (SEEDS=200, MINUTES=5, SEED=17 as a story)"
 	@echo "make models       the large models too, explored to the end (minutes)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
@@ -63,6 +64,10 @@ gym-deep: $(GYM_READY)
 # A run is a number: make kill SEED=17 RUNS=1 does again what run 17 of a long series did.
 kill: $(READY)
 	@$(BIN)/python -m tests.kill_runs --seed $(SEED) --runs $(RUNS) $(ARGS)
+
+# make crash-points ARGS="--point TORN 60" looks at one.
+crash-points: $(READY)
+	@$(BIN)/python -m tests.crash_points $(ARGS)
 
 # SEED is also the kill runs': here it counts only if somebody gives it.
 simulate: $(READY)
