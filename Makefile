@@ -18,11 +18,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test gym-demo bench-gym test-gym gym-deep kill crash-points simulate models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test conform gym-demo bench-gym test-gym gym-deep kill crash-points simulate models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
 	@echo "make test         all tests, with the time of each suite"
+	@echo "make conform      servers of every kind, on real sockets, asked whether they keep the protocol (ARGS=\"lease blockers\")"
 	@echo "make gym-demo     the demo on real NeMo Gym servers (ARGS=\"--kill counter\")"
 	@echo "make bench-gym    what checkpoints cost on them"
 	@echo "make test-gym     the embedding, on real NeMo Gym servers (needs Python 3.12 or newer; 600 MB in .venv-gym)"
@@ -46,6 +47,9 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python .ci/suites.py $(ARGS)
+
+conform: $(READY)
+	@$(BIN)/python -m tests.conform_served $(ARGS)
 
 gym-demo: $(GYM_READY)
 	@$(GYM)/bin/statecore gym demo $(ARGS)

@@ -1,8 +1,8 @@
 """`statecore conform URL`: whether a running server keeps the protocol, asked over HTTP and nothing else.
 
 Exit code 0: everything that was tried is as it is written; what was not tried is named, and is never called right. 1:
-there are findings. 2: the command line is wrong, there is no token or the server refuses it, or the server is in use.
-3: nothing answers there, or nothing that takes part.
+there are findings, or nothing could be tried. 2: the command line is wrong, there is no token or the server refuses it,
+or the server is in use. 3: nothing answers there, or nothing that takes part.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(found), indent=2))
     else:
         show(tell(found, verbose=args.verbose), plain=True if args.plain else None)
-    return 1 if found.failed else 0
+    return 0 if found.conforms else 1
 
 
 async def ask(target: Target, driver: Driver, **options: Any) -> Report | tuple[int, str]:

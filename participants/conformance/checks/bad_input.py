@@ -39,6 +39,10 @@ MORE_WRONG: Final[dict[tuple[str, str], tuple[Any, ...]]] = {
     ("retire", "episode_ids"): (None, []),
     ("restore", "episode_ids"): (None,),
 }
+UNREADABLE: Final = ("..", "../..", "/", "nowhere/../../nowhere", "/nowhere", "~", ".")
+"""Paths where no server may have a checkpoint; another make might write to them, so that they are only read from."""
+UNUSABLE: Final = ("n" * 300, "n/" * 3000, "no\0where", "nowhere/" + "n" * 300 + "/x")
+"""Paths that no file system takes."""
 NO_OBJECT: Final = (b"", b"null", b"[]", b"7", b'"text"', b"{", b'{"checkpoint_id": ', b"\xff\xfe", b"[" * 20_000)
 
 
@@ -79,6 +83,31 @@ async def bodies_that_are_no_object(server: Subject) -> None:
         async with server.unchanged(f"bodies of {verb} that are no object"):
             for content in NO_OBJECT:
                 _unprocessable(await server.post(verb, content), "no object")
+
+
+@check(Group.BAD_INPUT, "codes.md", "I17", "I52")
+async def directories_that_are_none(server: Subject) -> None:
+    """A restore from a path that is none, and a commit to it, is refused with 422, never an error of the server: it is
+    open and may be asked again, or stays prepared.
+    """
+    checkpoint_id = server.new_id()
+    async with server.unchanged("restores from paths that are none"):
+        for directory in (*UNREADABLE, *UNUSABLE):
+            said = await server.call("restore", checkpoint_id, checkpoint_dir=directory, episode_ids=[])
+            _no_directory(said, directory)
+    await server.prepared(checkpoint_id)
+    for directory in UNUSABLE:
+        said = await server.call("commit", checkpoint_id, checkpoint_dir=directory, episode_ids=[])
+        _no_directory(said, directory)
+        await server.stands(said.sent, phase="prepared", checkpoint_id=checkpoint_id)
+        await server.resumed(checkpoint_id)
+        checkpoint_id = server.new_id()
+        await server.prepared(checkpoint_id)
+
+
+def _no_directory(said: Said, directory: str) -> None:
+    if said.status != 422:
+        raise said.differs(f"422: {directory!r:.60} is no directory of a checkpoint")
 
 
 @check(Group.BAD_INPUT, WRITTEN)
