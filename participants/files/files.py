@@ -26,6 +26,8 @@ from ..records.manifests import FileRef
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_MANIFEST_BYTES: Final = 64 << 20
+EXCERPT: Final = 200
+"""So much of a path that is none is shown."""
 """A manifest beyond this is taken for damaged; it grows with servers, never with rollouts."""
 
 
@@ -226,7 +228,8 @@ def resolve_below(disk: Disk, root: str | Path, directory: str) -> Path:
     """The directory that a peer names, as a path below our own root; it need not exist yet.
 
     `directory` is relative to the root or absolute below it. InvalidCheckpointState when it is elsewhere, holds `..`,
-    or when a step below the root is a symbolic link or no directory. The root itself is resolved at use (section 8).
+    or when a step below the root is a symbolic link, no directory or no name that the disk takes. The root itself is
+    resolved at use (section 8).
     """
     asked = PurePosixPath(directory)
     base = disk.resolve(root)
@@ -237,12 +240,13 @@ def resolve_below(disk: Disk, root: str | Path, directory: str) -> Path:
         if above is None:
             raise InvalidCheckpointState(f"{directory!r} is not below the checkpoint root {root}")
         asked = asked.relative_to(above)
-    path = below(disk, base, str(asked))
-    for step in (path, *path.parents):
-        if step == base:
-            break
-        if disk.kind(step) not in ("dir", None):
-            raise InvalidCheckpointState(f"{step} is no directory")
+    with invalid_on_error(f"{directory[:EXCERPT]!r} below the checkpoint root {root}"):
+        path = below(disk, base, str(asked))
+        for step in (path, *path.parents):
+            if step == base:
+                break
+            if disk.kind(step) not in ("dir", None):
+                raise InvalidCheckpointState(f"{step} is no directory")
     return path
 
 
