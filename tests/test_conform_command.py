@@ -82,7 +82,7 @@ def test_a_right_server_is_0_and_a_broken_one_1(command: Callable[..., Any], tmp
     (tmp_path / "driver.py").write_text(DRIVER)
 
     async def asked(*words: str) -> tuple[int, str, str]:
-        return await trio.to_thread.run_sync(lambda: command(*words))  # type: ignore[no-any-return]
+        return await trio.to_thread.run_sync(lambda: command(*words))
 
     async def work(fleet: Sockets) -> None:
         kind = await standing(fleet, "resources", root=fleet.root)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ MORE_WRONG: Final[dict[tuple[str, str], tuple[Any, ...]]] = {
 }
 UNREADABLE: Final = ("..", "../..", "/", "nowhere/../../nowhere", "/nowhere", "~", ".")
 """Paths where no server may have a checkpoint; another make might write to them, so that they are only read from."""
-UNUSABLE: Final = ("n" * 300, "n/" * 3000, "no\0where", "nowhere/" + "n" * 300 + "/x")
+UNUSABLE: Final = ("n" * 300, "n/" * 3000, "no\0where", "no\ud800where")
 """Paths that no file system takes."""
 NO_OBJECT: Final = (b"", b"null", b"[]", b"7", b'"text"', b"{", b'{"checkpoint_id": ', b"\xff\xfe", b"[" * 20_000)
 
