@@ -106,8 +106,18 @@ class Running(OnGym):
         return await self.run(server, episode)
 
     async def run(self, server: Subject, episode: EpisodeId) -> httpx.Response:
-        body = named(self.task(), episode.rollout_id, episode.attempt)
-        return await server.client.post(f"{server.url}/run", json=body)
+        return await server.client.post(f"{server.url}/run", json=self.asked(episode))
+
+    def asked(self, episode: EpisodeId) -> dict[str, Any]:
+        return named(self.task(), episode.rollout_id, episode.attempt)
+
+
+class Episodes(Running):
+    """An environment server, whose `/run` takes the task apart from who runs it."""
+
+    def asked(self, episode: EpisodeId) -> dict[str, Any]:
+        named = {"rollout_id": episode.rollout_id, "attempt": episode.attempt}
+        return {"episode_id": named, "task": self.task()}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +132,7 @@ DRIVERS: dict[str, Callable[[Fleet], OnGym]] = {
     "policy_model": lambda fleet: Model(fleet, "policy_model"),
     "counter": lambda fleet: Counter(fleet, "counter"),
     "counter_agent": lambda fleet: Running(fleet, "counter_agent", counter_task),
-    "weather_env": lambda fleet: Running(fleet, "weather_env", weather_task),
+    "weather_env": lambda fleet: Episodes(fleet, "weather_env", weather_task),
 }
 
 

@@ -174,6 +174,12 @@ class Subject:
         """The answer to GET of a path."""
         return await self._send(f"GET {path}", self._request("GET", path, headers, token), AHEAD_S)
 
+    async def acknowledge(self, body: Any) -> Said:
+        """The answer to an acknowledgement of results."""
+        path = f"{CONTROL_PREFIX}/results/acknowledge"
+        request = self._request("POST", path, None, None, json.dumps(body).encode())
+        return await self._send(f"POST acknowledge {shown(body)}", request, AHEAD_S)
+
     async def raw(self, method: str, path: str, *, headers: Mapping[str, str], body: Json | None = None) -> Said:
         """The answer to a request with these headers and no others of ours: without a token, unless they have one."""
         content = None if body is None else json.dumps(body).encode()
@@ -403,9 +409,7 @@ class Subject:
             listed = (await self.get(f"{CONTROL_PREFIX}/results")).ok().body.get("receipts", [])
             ours = [each for each in listed if each.get("rollout_id") in rollouts]
             if ours:
-                path = f"{CONTROL_PREFIX}/results/acknowledge"
-                request = self._request("POST", path, None, None, json.dumps({"receipts": ours}).encode())
-                (await self._send("POST acknowledge", request, AHEAD_S)).ok()
+                (await self.acknowledge({"receipts": ours})).ok()
         (await self.call("forget", end, rollout_ids=rollouts)).ok()
 
 

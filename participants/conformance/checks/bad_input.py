@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ..check import Group, check
-from ..said import NotConforming, Said
+from ..said import DoesNotApply, NotConforming, Said
 from ..subject import Json, Subject
 
 WRITTEN: Final = "routes.md section 1"
@@ -39,10 +39,12 @@ MORE_WRONG: Final[dict[tuple[str, str], tuple[Any, ...]]] = {
     ("retire", "episode_ids"): (None, []),
     ("restore", "episode_ids"): (None,),
 }
-UNREADABLE: Final = ("..", "../..", "/", "nowhere/../../nowhere", "/nowhere", "~", ".")
-"""Paths where no server may have a checkpoint; another make might write to them, so that they are only read from."""
-UNUSABLE: Final = ("n" * 300, "n/" * 3000, "no\0where", "no\ud800where")
-"""Paths that no file system takes."""
+UNWRITABLE: Final = "no\0where"
+NO_DIRECTORY: Final = (
+    "..", "../..", "/", "nowhere/../../nowhere", "/nowhere", "~", ".", "n" * 300, "n/" * 3000, "no\ud800where",
+    UNWRITABLE,
+)  # fmt: skip
+"""Paths where no checkpoint is; to all but the last another make might write, so that they are only read from."""
 NO_OBJECT: Final = (b"", b"null", b"[]", b"7", b'"text"', b"{", b'{"checkpoint_id": ', b"\xff\xfe", b"[" * 20_000)
 
 
@@ -87,22 +89,18 @@ async def bodies_that_are_no_object(server: Subject) -> None:
 
 @check(Group.BAD_INPUT, "codes.md", "I17", "I52")
 async def directories_that_are_none(server: Subject) -> None:
-    """A restore from a path that is none, and a commit to it, is refused with 422, never an error of the server: it is
-    open and may be asked again, or stays prepared.
+    """A restore from a path that is none, and a commit to one that cannot be, is refused with 422, never an error of
+    the server, which stays as it was.
     """
     checkpoint_id = server.new_id()
     async with server.unchanged("restores from paths that are none"):
-        for directory in (*UNREADABLE, *UNUSABLE):
+        for directory in NO_DIRECTORY:
             said = await server.call("restore", checkpoint_id, checkpoint_dir=directory, episode_ids=[])
             _no_directory(said, directory)
     await server.prepared(checkpoint_id)
-    for directory in UNUSABLE:
-        said = await server.call("commit", checkpoint_id, checkpoint_dir=directory, episode_ids=[])
-        _no_directory(said, directory)
-        await server.stands(said.sent, phase="prepared", checkpoint_id=checkpoint_id)
-        await server.resumed(checkpoint_id)
-        checkpoint_id = server.new_id()
-        await server.prepared(checkpoint_id)
+    said = await server.call("commit", checkpoint_id, checkpoint_dir=UNWRITABLE, episode_ids=[])
+    _no_directory(said, UNWRITABLE)
+    await server.stands(said.sent, phase="prepared", checkpoint_id=checkpoint_id)
 
 
 def _no_directory(said: Said, directory: str) -> None:
@@ -119,6 +117,17 @@ async def bodies_that_are_huge(server: Subject) -> None:
             said = await server.post(verb, json.dumps(server.body(checkpoint_id, **more)).encode())
             if said.status not in (413, 422):
                 raise said.differs("413 or 422: an id of two million characters")
+
+
+@check(Group.BAD_INPUT, "routes.md section 2", "I66")
+async def acknowledgements_that_are_none(server: Subject) -> None:
+    """What is no list of receipts is refused with 422, by a server that keeps results."""
+    if not server.has_results:
+        raise DoesNotApply("it keeps no results")
+    receipts: tuple[Any, ...] = ([], None, {}, "receipt", ["receipt"], [{}], [NOBODY], [NOBODY] * 1001)
+    async with server.unchanged("acknowledgements that are none"):
+        for body in ({}, [], *({"receipts": each} for each in receipts)):
+            _unprocessable(await server.acknowledge(body), "no receipts")
 
 
 @check(Group.BAD_INPUT, WRITTEN)

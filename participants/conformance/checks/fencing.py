@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
+
+import trio
 
 from ...identity import EPOCH_HEADER, INCARNATION_HEADER, EpisodeId
 from ..check import Group, check
-from ..said import DoesNotApply
+from ..said import DoesNotApply, NotConforming, Said
 from ..subject import Json, Subject
 
 WRITTEN: Final = "protocol.md section 5"
 STRANGER: Final = "0" * 32
+Ask = Callable[[str, Json], Awaitable[None]]
 
 
 def _calls(server: Subject, checkpoint_id: str) -> dict[str, Json]:
@@ -45,6 +50,44 @@ async def another_id_while_one_is_open(server: Subject) -> None:
         for verb, body in _calls(server, other).items():
             (await server.post(verb, body)).refused("checkpoint_conflict")
     (await server.call("resume", checkpoint_id)).ok(idempotent=False)
+
+
+@check(Group.FENCING, "protocol.md section 8", "I14", "I42", "I48")
+async def a_resume_that_meets_its_commit(server: Subject) -> None:
+    """Commit and resume of one checkpoint at the same time: the commit is answered with a whole part or refused, and
+    once the resume is answered nothing more is written.
+    """
+    for _ in range(4):
+        folder, checkpoint_id = server.folder(), server.new_id()
+        await server.prepared(checkpoint_id)
+        answers: dict[str, Said] = {}
+        files: list[dict[str, bytes]] = []
+
+        async def ask(verb: str, body: Json, answers: dict[str, Said] = answers) -> None:
+            answers[verb] = await server.post(verb, body)
+
+        async def resume(
+            body: Json, ask: Ask = ask, folder: Path = folder, files: list[dict[str, bytes]] = files
+        ) -> None:
+            await ask("resume", body)
+            files.append(await server.files(folder))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "commit", server.body(checkpoint_id, checkpoint_dir=str(folder), episode_ids=[]))
+            nursery.start_soon(resume, server.body(checkpoint_id))
+        answers["resume"].ok(phase="idle", idempotent=False)
+        await trio.sleep(server.rules.moment_s)
+        if _manifests(files[0]) != _manifests(await server.files(folder)):
+            came = "a manifest that was not there when it was answered"
+            raise NotConforming(answers["resume"].sent, came, "no manifest after that (I48)")
+        if answers["commit"].status == 200:
+            await server.part(folder, answers["commit"].ok(phase="committed"))
+        else:
+            answers["commit"].refused("stale_checkpoint")
+
+
+def _manifests(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name.endswith("manifest.json")}
 
 
 @check(Group.FENCING, "protocol.md section 3", "S59")

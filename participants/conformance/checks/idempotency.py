@@ -44,6 +44,23 @@ async def prepares_at_once(server: Subject) -> None:
     await server.stands("four prepares at once", phase="prepared", checkpoint_id=checkpoint_id)
 
 
+@check(Group.IDEMPOTENCY, WRITTEN, "I13")
+async def two_checkpoints_at_once(server: Subject) -> None:
+    """Of prepares of two checkpoints that come at the same time one is answered, and the other one is a conflict."""
+    answers: dict[str, Said] = {}
+
+    async def ask(checkpoint_id: str) -> None:
+        answers[checkpoint_id] = await server.call("prepare", checkpoint_id)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(ask, server.new_id())
+    first, second = sorted(answers, key=lambda each: answers[each].status)
+    answers[first].ok(phase="prepared")
+    answers[second].refused("checkpoint_conflict")
+    await server.stands("two prepares at once", phase="prepared", checkpoint_id=first)
+
+
 @check(Group.IDEMPOTENCY, WRITTEN, "I15", "I43", "S26")
 async def commit_again(server: Subject) -> None:
     """A commit that is repeated is answered as before, whatever the order of its scope; another directory or scope is
@@ -60,7 +77,8 @@ async def commit_again(server: Subject) -> None:
         (await server.call("commit", checkpoint_id, **here)).again(first)
         (await server.call("commit", checkpoint_id, **here | {"episode_ids": scope[::-1]})).again(first)
         (await server.call("commit", checkpoint_id, within_s=-1000.0, **here)).again(first)
-        others: list[Json] = [{"checkpoint_dir": str(other)}, {"episode_ids": NOBODY}, {"episode_ids": []}]
+        scopes: list[list[Json]] = [NOBODY, [*scope, *NOBODY], []]
+        others: list[Json] = [{"checkpoint_dir": str(other)}, *({"episode_ids": each} for each in scopes)]
         for changed in others:
             (await server.call("commit", checkpoint_id, **here | changed)).refused("checkpoint_conflict")
         (await server.call("prepare", checkpoint_id)).again(first_prepare)
