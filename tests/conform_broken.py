@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
@@ -177,6 +178,28 @@ class AnyCommit(Front):
         if verb == "commit" and status == 200:
             self.first.setdefault(body["checkpoint_id"], body)
         return status, reply
+
+
+class LeavesFiles(Front):
+    """Each commit leaves a file beside its part, however often it is asked."""
+
+    count = 0
+
+    def answered(self, verb: str, body: Json, status: int, reply: Json) -> tuple[int, Json]:
+        if verb == "commit" and status == 200:
+            self.count += 1
+            with self.server.seams.disk.create(Path(body["checkpoint_dir"]) / f"lock-{self.count}") as file:
+                file.write(b"mine")
+        return status, reply
+
+
+class JoinsTheOpenOne(Front):
+    """A prepare of another checkpoint is taken for one of that which is open."""
+
+    def asked(self, verb: str, body: Json) -> Json:
+        if verb == "prepare" and self.server.participant.control.checkpoint_id is not None:
+            body["checkpoint_id"] = self.server.participant.control.checkpoint_id
+        return body
 
 
 class AnyResume(Front):
@@ -388,6 +411,8 @@ BROKEN = (
     Broken("changes state on bad input", behind(MarksOnBadInput), "bad-input/every-field-of-every-verb"),
     Broken("answers a prepare twice differently", behind(NeverTheSame), "idempotency/prepare-again"),
     Broken("commits elsewhere with the old answer", behind(AnyCommit), "idempotency/commit-again"),
+    Broken("leaves a file at each commit", behind(LeavesFiles), "lost-replies/of-a-commit"),
+    Broken("takes two checkpoints for one", behind(JoinsTheOpenOne), "idempotency/two-checkpoints-at-once"),
     Broken("opens for a resume of another id", behind(AnyResume), "fencing/another-id-while-one-is-open"),
     Broken("says twice that it opened", behind(AlwaysOpened), "idempotency/resume-again"),
     Broken("begins an ended id again", behind(ForgetsEndedIds), "fencing/an-id-that-has-ended"),

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from .conformance import asked
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 STATEMENTS: Final = Path(__file__).with_name("statements.toml")
 SUITES: Final = {"models": "every reachable state", "stateful_tests": "at random", "tests": "by example"}
@@ -36,7 +38,8 @@ def invariants() -> str:
         "# Invariants",
         "What must hold, by number; code, tests and models cite these numbers. The columns say where a number is\n"
         "checked, read from the marks in the suites: in *every reachable state* of a small world, *at random* on\n"
-        "running code, *by example*. **gap**: nothing is marked as checking it. The last column says under which\n"
+        "running code, *by example*; *of a running server* by a [check](conformance.md) that is made over HTTP.\n"
+        "**gap**: nothing is marked as checking it. The last column says under which\n"
         "change of the code a check of it fails: `make mutations` makes it and runs the tests; *without* is a rule\n"
         "that a model's failing twin lacks. `make docs` reads the marks again.",
     ]
@@ -66,7 +69,7 @@ def scenarios() -> str:
 
 
 def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list[str]]) -> str:
-    head = ["number", "statement", *SUITES.values(), "fails when"]
+    head = ["number", "statement", *SUITES.values(), "of a running server", "fails when"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for number in numbers:
         found = places().get(number, {})
@@ -74,6 +77,7 @@ def _table(numbers: list[str], statements: dict[str, str], shown: dict[str, list
         if not found:
             later = told()["later"].get(number)
             cells[0] = "**gap**" if later is None else f"not built: {later}"
+        cells.append("[asked](conformance.md)" if number in asked() else "")
         cells.append("; ".join(shown.get(number, ())))
         lines.append(f"| {number} | {statements[number]} | {' | '.join(cells)} |")
     return "\n".join(lines)
