@@ -50,8 +50,9 @@ class Kind(Driver):
     def target(self) -> Target:
         seams = Seams(clock=self.fleet.clock, disk=self.fleet.disk, entropy=SeededEntropy(f"conform-{self.fleet.life}"))
         network = self.fleet.network
+        transport = network.transport("conform")
         return Target(
-            url=network.url(self.name), token=TOKEN, root=self.root, transport=network.transport("conform"), seams=seams
+            url=network.url(self.name), token=TOKEN, root=self.root, transport=transport, seams=seams, driver=self
         )
 
     async def up(self) -> Target:
@@ -244,7 +245,7 @@ def conformance(kind: str, *only: str, **options: Any) -> Report:
 
     async def test(fleet: Fleet) -> None:
         made = await standing(fleet, kind, **options)
-        found.append(await conform(made.target(), made, rules=RULES, only=only))
+        found.append(await conform(made.target(), rules=RULES, only=only))
 
     run(test)
     return found[0]

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
@@ -85,38 +85,13 @@ def test_a_server_of_each_kind_conforms(kind: str) -> None:
 class TestResources(ConformanceSuite):
     """The resources server, as a user would have it asked: every check is a test, with a server of its own."""
 
-    class Anew(Driver):
-        """The driver of a suite outlives its servers; this one speaks for the one that stands."""
-
-        def __init__(self) -> None:
-            self.standing: Kind | None = None
-
-        @property
-        def kind(self) -> Kind:
-            assert self.standing is not None
-            return self.standing
-
-        async def start(self, server: Subject, episode: EpisodeId) -> None:
-            await self.kind.start(server, episode)
-
-        async def touch(self, server: Subject, episode: EpisodeId) -> httpx.Response:
-            return await self.kind.touch(server, episode)
-
-        def blocking(self, server: Subject, episode: EpisodeId) -> Any:
-            return self.kind.blocking(server, episode)
-
-        def fresh(self) -> Any:
-            return self.kind.fresh()
-
-    driver: ClassVar[Anew] = Anew()
     test_export_restore_a_restart_is_named = None  # it exports
     test_bad_input_acknowledgements_that_are_none = None  # and keeps no results
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[Target]:
         async with fleet() as made:
-            self.driver.standing = await standing(made, "resources")
-            yield self.driver.standing.target()
+            yield (await standing(made, "resources")).target()
             assert not made.network.errors
 
 
@@ -187,8 +162,7 @@ def test_a_finding_in_the_suite_is_a_failed_test_with_its_story() -> None:
         @asynccontextmanager
         async def server(self) -> AsyncIterator[Target]:
             async with fleet() as made:
-                self.driver.standing = await standing(made, "resources", make=behind(NamesNobody))
-                yield self.driver.standing.target()
+                yield (await standing(made, "resources", make=behind(NamesNobody))).target()
 
     with pytest.raises(pytest.fail.Exception, match=r"sent: +POST prepare .*\n.*\n.*among the blockers"):
         getattr(Nameless(), "test_blockers_are_named")()  # noqa: B009 (made by the base class)
@@ -198,12 +172,10 @@ def test_an_untried_check_in_the_suite_is_a_skipped_test_with_its_reason() -> No
     """It is never a passed one."""
 
     class Undriven(TestResources):
-        driver = Driver()  # type: ignore[assignment]
-
         @asynccontextmanager
         async def server(self) -> AsyncIterator[Target]:
             async with fleet() as made:
-                yield (await standing(made, "resources")).target()
+                yield evolve((await standing(made, "resources")).target(), driver=None)
 
     with pytest.raises(pytest.skip.Exception, match=r"not tried: needs a driver with blocking\(\)"):
         getattr(Undriven(), "test_blockers_are_named")()  # noqa: B009 (made by the base class)
@@ -225,7 +197,7 @@ def test_without_a_driver_what_needs_one_is_not_tried() -> None:
     """It is said what it needs, in the row of its group and below, and never `ok`; the rest is tried."""
 
     async def test(_made: Fleet, kind: Kind) -> None:
-        report = await conform(evolve(kind.target(), root=None), rules=RULES)
+        report = await conform(evolve(kind.target(), root=None, driver=None), rules=RULES)
         assert report.failed == ()
         assert {row.reason.split("(")[0] for row in report.untried} == {
             "needs a driver with start", "needs a driver with touch", "needs a driver with blocking",
@@ -248,7 +220,7 @@ def test_a_group_that_is_not_tried_at_all_says_why() -> None:
     """And a report of which nothing was tried does not conform."""
 
     async def test(_made: Fleet, kind: Kind) -> None:
-        report = await conform(kind.target(), rules=RULES, only=["tombstones"])
+        report = await conform(evolve(kind.target(), driver=None), rules=RULES, only=["tombstones"])
         assert not report.conforms and not report.failed
         assert summary(report) == "resources 'tools': nothing was tried; 3 checks not tried"
 

@@ -54,7 +54,7 @@ async def conform(
     `live`: rollouts that are on it may be disturbed. Raises InUse, and NotConforming if it does not answer at all as a
     server of this protocol.
     """
-    driver, rules, wanted = driver or Driver(), rules or Rules(), frozenset(only)
+    driver, rules, wanted = driver or target.driver or Driver(), rules or Rules(), frozenset(only)
     found = await look(target, driver, rules, live=live)
     rows: list[Row] = []
     known = True

@@ -1,13 +1,11 @@
 """A pytest base class: every check is a test of its own.
 
     class TestNotes(ConformanceSuite):
-        driver = NotesDriver()
-
         @asynccontextmanager
         async def server(self):
             async with InMemoryNetwork() as network:
                 ...
-                yield Target(url=..., token=..., transport=network.transport())
+                yield Target(url=..., token=..., transport=network.transport(), driver=NotesDriver())
 
 Each test has a server of its own, for as long as its check takes. `virtual_time` runs it on a clock that jumps over
 every wait; switch it off where the server is a real process.
@@ -29,12 +27,11 @@ from .target import Driver, Target
 
 
 class Suite:
-    """What suites share. Derive from one, under a name that pytest collects, and say what `server` is and its `driver`.
+    """What suites share. Derive from one, by a name that pytest collects, and say what `server` is and who drives it.
 
     What cannot be tried, or does not apply, is skipped with the reason; a finding is a failed assertion.
     """
 
-    driver: ClassVar[Driver] = Driver()
     rules: ClassVar[Rules] = Rules(max_wait_s=3600.0)
     virtual_time: ClassVar[bool] = True
 
@@ -59,8 +56,9 @@ class Suite:
 
     async def _row(self, each: Check) -> Row:
         async with self.server() as target:
-            found = await look(target, self.driver, self.rules, live=True)
-            return await made(each, target, self.driver, self.rules, found)
+            driver = target.driver or Driver()
+            found = await look(target, driver, self.rules, live=True)
+            return await made(each, target, driver, self.rules, found)
 
 
 def _test_of(each: Check) -> Any:

@@ -26,7 +26,8 @@ class Target:
     """A running server: its base address and its control token.
 
     `root` is its checkpoint root, by the path by which the server knows it; `seams.disk` must see the same files there.
-    Without one nothing is committed. `transport` is for servers in memory, `seams.clock` must then be theirs.
+    Without one nothing is committed. `transport` is for servers in memory, `seams.clock` must then be theirs. `driver`
+    makes its rollouts, if nobody else is named for that.
     """
 
     url: str
@@ -34,6 +35,7 @@ class Target:
     root: Path | None = None
     transport: httpx.AsyncBaseTransport | None = field(default=None, repr=False)
     seams: Seams = field(factory=Seams, repr=False)
+    driver: Driver | None = field(default=None, repr=False)
 
 
 class Driver:
