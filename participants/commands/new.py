@@ -20,7 +20,10 @@ from typing import Any, Final
 from statecore.cli import UsageError
 
 SKELETON: Final = "participants.skeleton"
-FILES: Final = ("__init__.py", "machine.py", "world.py", "server.py", "test_shelf.py", "test_shelf_stateful.py")
+FILES: Final = (
+    "__init__.py", "machine.py", "world.py", "server.py",
+    "test_shelf.py", "test_shelf_stateful.py", "test_shelf_conform.py",
+)  # fmt: skip
 WORD: Final = "shelf"
 """What the skeleton is called; every other word in it stays."""
 MAX_NAME: Final = 24
