@@ -113,6 +113,24 @@ def test_a_slow_disk_never_holds_up_the_writer(tmp_path: Path) -> None:
     assert files.problem == "the journal is closed"
 
 
+def test_a_process_without_room_for_a_thread_loses_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line tries again; nothing is raised to who writes it."""
+
+    def no_room(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    files = JournalFiles(SystemDisk(), tmp_path, "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        files.write(LINE)
+    assert (files.lost, "can't start new thread" in files.problem) == (1, True)
+    files.write(LINE)
+    files.close()
+    assert held(SystemDisk(), tmp_path) == {file_name("agent", 1): LINE}
+
+
 def test_lost_lines_are_seen_by_their_numbers() -> None:
     """The next line's number says how many are missing before it."""
     disk = Stubborn()
