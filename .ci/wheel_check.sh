@@ -58,6 +58,8 @@ for page in sys.argv[1:]:
         pathlib.Path(name).write_text(text, encoding="utf-8")
 PY
 "$work/venv/bin/statecore" check models/notes.py
+"$work/venv/bin/statecore" new kind drawer
+"$work/venv/bin/statecore" check drawer/world.py
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check pytest
 "$work/venv/bin/pytest" -q models/ | tee "$work/pytest.out"
 grep -q "1 passed" "$work/pytest.out"

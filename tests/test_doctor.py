@@ -503,3 +503,18 @@ def test_several_processes_behind_one_address_show_themselves() -> None:
         assert (await one(fleet, "tools")).outlook is Outlook.CONTINUES
 
     run(test)
+
+
+def test_a_journal_that_loses_lines_is_worth_a_note() -> None:
+    """How many and why; one that loses none is not spoken of, nor one that is told of in another form."""
+
+    async def test(fleet: Fleet) -> None:
+        journal = {"lines": 40, "lost": 3, "problem": "no space left on device"}
+        await put(fleet, "x", status_of("resources", "tools", journal=journal, **NOW), TOOLS)
+        assert (await one(fleet, "x")).notes == ("its journal has lost 3 of 40 lines: no space left on device",)
+        for fine in ({"lines": 40, "lost": 0, "problem": ""}, {"lost": "3"}, [3], None):
+            await put(fleet, "y", status_of("resources", "tools", journal=fine, **NOW), TOOLS)
+            assert (await one(fleet, "y")).notes == ()
+            fleet.network.kill("y")
+
+    run(test)

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from participants.journals.files import FileJournal, JournalFiles, file_name
+from participants.journals.reading import files_in
+from participants.journals.replaying import replayed
 from participants.servers.agent import Agent
 from participants.settings import Seams, Settings, SettingsError
 from statecore.seams import FixedClock, MemoryDisk, SeededEntropy, SystemDisk
 from tests.small_job import TOKEN
+from tests.whole_job import WholeJob, run
 
 HOME = Path("/journals")
 LINE = b"0123456789\n"
@@ -109,6 +113,24 @@ def test_a_slow_disk_never_holds_up_the_writer(tmp_path: Path) -> None:
     assert files.problem == "the journal is closed"
 
 
+def test_a_process_without_room_for_a_thread_loses_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line tries again; nothing is raised to who writes it."""
+
+    def no_room(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    files = JournalFiles(SystemDisk(), tmp_path, "agent")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        files.write(LINE)
+    assert (files.lost, "can't start new thread" in files.problem) == (1, True)
+    files.write(LINE)
+    files.close()
+    assert held(SystemDisk(), tmp_path) == {file_name("agent", 1): LINE}
+
+
 def test_lost_lines_are_seen_by_their_numbers() -> None:
     """The next line's number says how many are missing before it."""
     disk = Stubborn()
@@ -144,6 +166,34 @@ def test_a_server_keeps_a_journal_if_a_directory_is_set() -> None:
         quiet.admission.close()
         assert quiet.participant is None or "journal" not in quiet.participant.status()
     assert len(held(disk)) == 1
+
+
+def test_the_lines_of_a_server_that_has_stopped_are_on_the_disk(tmp_path: Path) -> None:
+    """What still waited for it is there when the lifespan is over."""
+    seams = Seams(FixedClock(5.0), SystemDisk(), SeededEntropy(1))
+    agent = Agent("my_agent", settings(journal=tmp_path), seams=seams)
+    agent.admission.close()
+    trio.run(agent.stopped)
+    (data,) = files_in(SystemDisk(), tmp_path).values()
+    assert data.count(b"\n") == 1 and b"CloseRequested" in data
+
+
+def test_a_coordinator_finds_the_directory_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers do; each life has a series of its own, and together they are allowed."""
+    monkeypatch.setenv("STATECORE_JOURNAL", str(HOME))
+    job_disk = MemoryDisk()
+
+    async def two_lives(job: WholeJob) -> None:
+        for _ in range(2):
+            async with job.coordinator() as coordinator:
+                await coordinator.recover()
+                assert (await coordinator.checkpoint(timeout_s=60)).published
+
+    run(two_lives, job_disk)
+    done = replayed(files_in(job_disk, HOME))
+    assert done.allowed and done.files == 2
+    assert {name for name, _ in done.processes} == {"coordinator"}
+    assert done.tables["transaction"].machines == 2, "a checkpoint in each life"
 
 
 def test_a_journal_of_no_size_is_refused() -> None:

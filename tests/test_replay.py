@@ -279,8 +279,9 @@ HISTORIES: dict[str, tuple[list[Fields], list[Fields]]] = {
     ),
     "I67": ([RECEIVED, SAVED, *RELEASED, LATER], [RECEIVED, *RELEASED, LATER]),
     "I96": (
-        [CLOSES, gate("open", "Arrived", "open", incarnation="i2", epoch=2)],
-        [CLOSES, gate("open", "Arrived", "open", incarnation="i2")],
+        [LATER, line("heartbeat", "alive", "Answered", "alive", **COORDINATOR | {"incarnation": "c2"}, epoch=2),
+         CLOSES, gate("open", "Arrived", "open", incarnation="i2")],
+        [LATER, line("heartbeat", "alive", "Answered", "alive", **COORDINATOR | {"incarnation": "c2"}, clock=61.0)],
     ),
     "I41": ([*published(), PREPARE, READY, WRITTEN], [*published(), PREPARE, READY, RESUME]),
 }  # fmt: skip

@@ -428,7 +428,8 @@ async def test_a_late_answer_is_no_death(autojump_clock: MockClock) -> None:
         assert job.restarts == ()
         lines = [parse(line) for line in world.journal.lines]
         steps = [(line["state"], line["next"]) for line in lines if line["machine"] == "heartbeat"]
-        assert steps == [("alive", "late"), ("late", "alive")]
+        moves = [(before, after) for before, after in steps if before != after]
+        assert moves == [("alive", "late"), ("late", "alive")]
 
 
 @pytest.mark.trio

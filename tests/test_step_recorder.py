@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from statecore.journal import Journal, replay
 from statecore.seams import FixedClock
 from tests.whole_job import WholeJob, run
 
+ROOT = Path(__file__).resolve().parent.parent
 EPISODE = EpisodeId("r1", 2)
 RUNNING = HANDOFF.start(Kept("task"))
 
@@ -93,6 +96,19 @@ def test_what_cannot_be_written_is_said_once_and_the_step_stands(caplog: pytest.
     assert (recorder.unwritten, len(caplog.records), lines(journal)) == (3, 1, [])
     recorder.step(HANDOFF, RUNNING, Finished("receipt"))
     assert [line["seq"] for line in lines(journal)] == [1]
+
+
+def test_no_shell_steps_a_machine_of_its_own() -> None:
+    """All go through the one door, so that a journal misses none; the ledger is pure, and hands its steps on."""
+    around: set[str] = set()
+    for room in ("servers", "serving", "coordination", "gym", "gymnasium", "collecting"):
+        for path in (ROOT / "participants" / room).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+                    table = ast.unparse(node.func.value).rpartition(".")[2]
+                    if table.isupper():
+                        around.add(f"{room}/{path.name}")
+    assert around == {"coordination/ledger.py"}
 
 
 def test_a_whole_job_is_on_record_and_allowed_by_its_tables() -> None:

@@ -170,12 +170,12 @@ async def settle() -> None:
     await trio.testing.wait_all_tasks_blocked(0.0)
 
 
-def run(test: Any) -> None:
-    """Runs `test(job)` under a MockClock that jumps."""
+def run(test: Any, disk: MemoryDisk | None = None) -> None:
+    """Runs `test(job)` under a MockClock that jumps; its files are on `disk`."""
 
     async def main() -> None:
         async with InMemoryNetwork() as network:
-            await test(WholeJob(network))
+            await test(WholeJob(network, disk=disk or MemoryDisk()))
             assert not network.errors, network.errors
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

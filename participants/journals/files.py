@@ -70,15 +70,28 @@ class JournalFiles:
             self._put([line])
             return
         with self._changed:
-            if self._closing or self._waits + len(line) > self._waiting_bytes:
-                self._lose(1, "the journal is closed" if self._closing else "the disk is slower than the journal grows")
-                return
-            self._waiting.append(line)
-            self._waits += len(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"journal {self._series}", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            problem = self._why_not(len(line))
+            if not problem:
+                self._waiting.append(line)
+                self._waits += len(line)
+                self._changed.notify()
+        if problem:
+            self._lose(1, problem)
+
+    def _why_not(self, size: int) -> str:
+        """Why a line cannot wait for the disk, or "": then somebody takes it there."""
+        if self._closing:
+            return "the journal is closed"
+        if self._waits + size > self._waiting_bytes:
+            return "the disk is slower than the journal grows"
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=f"journal {self._series}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                return f"no thread can be started for it: {error}"
+            self._thread = thread
+        return ""
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """What waited is in the files, unless the disk takes longer than that."""
@@ -113,8 +126,7 @@ class JournalFiles:
                 self._append(b"".join(lines[done:fitting]))
                 done = fitting
         except OSError as error:
-            with self._changed:
-                self._lose(len(lines) - done, str(error))
+            self._lose(len(lines) - done, str(error))
             self._close_file()  # its end may be torn: the next line begins another
 
     def _fitting(self, lines: list[bytes], start: int) -> int:
@@ -159,11 +171,12 @@ class JournalFiles:
             self._file = None
 
     def _lose(self, lines: int, problem: str) -> None:
-        """Whoever calls this holds the lock."""
-        if not self.lost:
+        with self._changed:
+            is_first = not self.lost
+            self.lost += lines
+            self.problem = problem
+        if is_first:  # said by whoever loses it, and nobody waits meanwhile
             log.error("%s: lines of the journal are lost: %s", self._directory / self._series, problem)
-        self.lost += lines
-        self.problem = problem
 
 
 class FileJournal(Journal):

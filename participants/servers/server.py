@@ -64,7 +64,8 @@ class Server(ABC):
         self.incarnation = self.seams.entropy.token_hex(16)  # this process, in every reply
         self.participant: Participant | None = None
         self._files = settings.journal_of(f"{name}-{self.incarnation}", self.seams) if settings.enabled else None
-        self.steps = StepRecorder(self._files or (self.seams.journal if settings.enabled else None), self._journal_ids)
+        given = self.seams.journal if settings.enabled else None
+        self.steps = StepRecorder(self._files or given, self._journal_ids)
         self.admission = Admission(
             settings.max_held,
             closed=settings.enabled and settings.epoch_required,
