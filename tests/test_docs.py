@@ -357,9 +357,13 @@ HOW_TOS = sorted((DOCS / "how-to").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", HOW_TOS, ids=page_id)
-def test_the_examples_of_a_how_to_run(page: Path, tmp_path: Path) -> None:
-    """All Python blocks of a page, one after the other, as one module."""
+def test_the_examples_of_a_how_to_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks of a page, one after the other, as one module; what is a file of its own can be imported."""
     source = "\n\n".join(text for _, text in blocks(page, "python"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in blocks(page, "python"):
+        if name is not None and "/" not in name:
+            (tmp_path / name).write_text(text + "\n", encoding="utf-8")
     path = tmp_path / f"{page.stem.replace('-', '_')}.py"
     path.write_text(source, encoding="utf-8")
     exec(compile(source, str(path), "exec"), {"__name__": path.stem})

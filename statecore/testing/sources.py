@@ -1,7 +1,6 @@
-"""Help for the tests of tables and worlds.
+"""What no run of a table can find: a key written twice in a dict display.
 
-`agreement` holds a table against `transitions` on every cell. `repeated_keys` finds what no run can find: a key written
-twice in a dict display, where Python silently keeps the last (two cells for one event, one of them never seen).
+Python silently keeps the last, so of two cells for one event one is never seen.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import ast
 import inspect
 from types import ModuleType
 
-from .engine import agreement
-from .errors import DefinitionError
+from ..errors import DefinitionError
 
-__all__ = ["agreement", "assert_no_repeated_keys", "repeated_keys"]
+__all__ = ["assert_no_repeated_keys", "repeated_keys"]
 
 
 def repeated_keys(source: str) -> list[tuple[int, str]]:
