@@ -12,13 +12,15 @@ GYM_READY := $(GYM)/.ready
 ARGS ?=
 RUNS ?= 20
 SEED ?= 0
+PROFILE ?= deep
+MINUTES ?=
 SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A tool that is run from here must see this tree and nothing that the caller's shell puts before it.
 unexport PYTHONPATH
 unexport PYTHONHOME
 
-.PHONY: help demo test conform gym-demo bench-gym test-gym gym-deep kill crash-points simulate models mutations mutate-cells lint format bench bench-checking wheel-check docs clean
+.PHONY: help demo test conform gym-demo bench-gym test-gym gym-deep kill crash-points simulate models stateful mutations mutate-cells lint format bench bench-checking wheel-check docs clean
 
 help:
 	@echo "make demo         rollouts on real servers: checkpointed, killed with kill -9, brought back (ARGS=\"--when later\")"
@@ -32,6 +34,7 @@ help:
 	@echo "make crash-points each file operation and each message of a checkpoint and a restore, gone wrong in every way (minutes)"
 	@echo "make simulate     whole jobs in virtual time, under every fault that a seed draws (SEEDS=200, MINUTES=5, SEED=17 as a story)"
 	@echo "make models       the large models too, explored to the end (minutes)"
+	@echo "make stateful     random operations on the running code (PROFILE=ci; MINUTES=60, SEED=17: one seed alone)"
 	@echo "make mutations    breaks the code in each place that is listed, and asks whether a test notices (minutes)"
 	@echo "make mutate-cells breaks every cell of every table, and asks which suite notices (minutes)"
 	@echo "make lint         ruff, mypy --strict, import-linter"
@@ -87,6 +90,11 @@ models: $(READY)
 
 mutations: $(READY)
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+# What fails names its seed: make stateful PROFILE=ci SEED=17 looks at that one alone.
+stateful: $(READY)
+	@HYPOTHESIS_PROFILE=$(PROFILE) MINUTES=$(MINUTES) SEED=$(if $(filter command environment,$(firstword $(origin SEED))),$(SEED)) \
+		$(BIN)/python -m pytest stateful_tests -q --durations=5 $(ARGS)
 
 # make mutate-cells ARGS="gate handoff" takes some of the tables.
 mutate-cells: $(READY)

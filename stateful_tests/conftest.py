@@ -1,10 +1,13 @@
-"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE: `dev` looks somewhere else each time, `ci` does the same again."""
+"""Hypothesis profiles, chosen by HYPOTHESIS_PROFILE; `profiles` says what they mean for running code.
+
+Pure tables: `dev` looks somewhere else each time, `ci` does the same again, `deep` takes many examples.
+"""
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, Verbosity, settings
+
+from stateful_tests.profiles import MINUTES, PROFILE
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
@@ -27,11 +30,11 @@ settings.register_profile(
     suppress_health_check=SLOW,
     verbosity=Verbosity.normal,
 )
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+settings.register_profile("deep", settings.get_profile("dev"), max_examples=2000, stateful_step_count=80)
 settings.load_profile(PROFILE)
 
 
 def pytest_report_header() -> str:
     """Says what was run, so that it can be run again."""
     seed = "from the test itself (derandomize)" if PROFILE == "ci" else "random; give --hypothesis-seed=N to choose it"
-    return f"hypothesis profile {PROFILE!r}: seed {seed}"
+    return f"hypothesis profile {PROFILE!r}: seed {seed}; on running code {MINUTES:g} minutes"

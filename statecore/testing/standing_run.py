@@ -83,6 +83,11 @@ class StandingRun:
         """Whether somebody waits in `do`; who finds it so is in the run."""
 
     @property
+    def failed(self) -> bool:
+        """Whether anything has raised so far."""
+        return self._failed is not None
+
+    @property
     def nursery(self) -> trio.Nursery:
         """Tasks that are started here live from one function to the next, until `close`."""
         if self._nursery is None:

@@ -111,6 +111,11 @@ class AsyncRuleBasedStateMachine(RuleBasedStateMachine):
         """The clock of the run."""
         return self._standing_run.clock
 
+    @property
+    def failed(self) -> bool:
+        """Whether a step of this example has failed, so that teardown need not look for what should have come of it."""
+        return self._standing_run.failed
+
     @stateful.initialize(seed=st.random_module())
     def seed_task_order(self, seed: object) -> None:
         """Tasks that could run at the same time take turns as the seed says; another example, another seed."""

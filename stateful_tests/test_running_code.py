@@ -1,0 +1,59 @@
+"""Random operations on the running code: a whole job with its deaths and crashes, and one server of each kind.
+
+The rules and what they are held against are in `job_rules` and `kind_rules`; `profiles` says how long is looked. Faults
+that are `planted` into the code must be found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from stateful_tests.job_rules import JobRules
+from stateful_tests.kind_rules import KINDS, KindRules
+from stateful_tests.planted import PLANTED, examples_until_found
+from stateful_tests.profiles import PROFILE, SEED, search
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Coordinators that are killed and overtaken say so; nobody reads it here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_a_job_to_which_anything_may_happen() -> None:
+    """Whatever happens to a job, promises hold after every step, and in the end each result is there, once and right.
+
+    Covers: I11, I13, I16, I17, I20, I21, I24, I35, I36, I41, I42, I43, I44, I54, I57, I58, I61, I65, I66, I67, I68
+    Covers: I84, I96, I97, I98, S3, S33, S34, S35, S37, S44, S59, S62, S65, S66
+    """
+    search(JobRules, examples=10, share=0.6)
+    wanted = {"published", "continued", "gone on", "machines down", "killed", "second coordinators"}
+    assert SEED or wanted <= set(JobRules.came), "the runs are empty"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_server_under_any_control_calls(kind: type[KindRules]) -> None:
+    """Whatever is called, and however often, the phases, the gate, the ids and the files are as section 5 says.
+
+    Covers: I13, I14, I15, I16, I17, I18, I19, I20, I21, I24, I40, I43, I48, I53, I74, S26, S29, S59
+    """
+    kind.came = {}
+    search(kind, examples=12, share=0.1)
+    wanted = {"prepare: prepared", "commit: committed", "resume: idle", "results"}
+    assert SEED or wanted <= set(kind.came), "the runs are empty"
+
+
+# --- the checks can fail
+
+LOOKED_FOR = [name for name, planted in PLANTED.items() if planted.quick or PROFILE != "dev"]
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR, ids=lambda name: name.replace(" ", "_"))
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fault in the code the same rules fail, and say which promise is broken; under `dev` two of these."""
+    assert examples_until_found(PLANTED[name], monkeypatch) > 0
