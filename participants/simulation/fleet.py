@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from attrs import define, field, frozen
 
+from statecore.journal import Journal
 from statecore.simulate import Dice, Process, ProcessEnded, Simulation
 
 from ..demo.agent_server import agent_app
@@ -90,12 +91,22 @@ class Site:
         self.simulation.history.tell(name, "begins", offset_s=round(offset_s, 6), drift=round(drift, 9))
         return self.simulation.process(name, offset_s=offset_s, drift=drift)
 
-    def seams(self, process: Process) -> Seams:
+    def seams(self, process: Process, heard: Callable[[bytes], None] | None = None) -> Seams:
+        """Through which this process reaches the world. Its journal is in the history; `heard` is given each line."""
+        write = self.simulation.history.journal(process.name)
+
+        def written(line: bytes) -> None:
+            if process.alive:
+                write(line)
+                if heard is not None:
+                    heard(line)
+
         return Seams(
             clock=process.clock,
             disk=self.simulation.disk.view(process),
             entropy=process.entropy,
             telemetry=NoTelemetry(),
+            journal=Journal(written, process.clock),
         )
 
     def reader(self) -> Store:

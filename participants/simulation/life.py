@@ -11,7 +11,6 @@ import trio
 from attrs import define, field
 
 from statecore.errors import StatecoreError
-from statecore.journal import Journal
 from statecore.simulate import Process
 from statecore.wire import parse
 
@@ -159,15 +158,13 @@ class Life:
             return await self._last_checkpoints(job)
 
     def _coordinator(self) -> Coordinator:
-        seams, moments = self.site.seams(self.process), Moments(lambda moment, _: self.reached(moment))
-        write = self.site.simulation.history.journal(self.process.name)
+        moments = Moments(lambda moment, _: self.reached(moment))
 
-        def written(data: bytes) -> None:
-            write(data)
-            line = parse(data)
-            if line["machine"] == "transaction":
+        def heard(data: bytes) -> None:
+            if b'"machine":"transaction"' in data:
+                line = parse(data)
                 self._note(line)
-            moments.line(line)
+                moments.line(line)
 
         return Coordinator(
             ROOT,
@@ -184,14 +181,13 @@ class Life:
                 max_running=self.adversity.max_running,
                 keep_checkpoints=self.adversity.keep_checkpoints,
             ),
-            seams=seams,
+            seams=self.site.seams(self.process, heard),
             transport=lambda: Heard(self.site.network.transport(self.process), moments.answered),
-            journal=Journal(written, seams.clock),
         )
 
     def _note(self, line: dict[str, Any]) -> None:
         """How much was done when a checkpoint's participants stood still, and when it was published."""
-        if not self.process.alive or line["state"] == line["next"]:
+        if line["state"] == line["next"]:
             return
         checkpoint_id = line["ids"]["checkpoint_id"]
         if line["next"] == TransactionState.COMMITTING.value:
