@@ -69,7 +69,10 @@ class SimulatedPlace(Place):
 
 @define(eq=False)
 class Site:
-    """What all starts of a job share. `makers` may be changed to simulate other servers."""
+    """What all starts of a job share. `makers` may be changed to simulate other servers.
+
+    `brought_back` are the processes that somebody else started, with the settings of one that had died.
+    """
 
     simulation: Simulation
     network: SimulatedNetwork
@@ -79,6 +82,7 @@ class Site:
     nursery: trio.Nursery
     makers: dict[str, Maker] = field(factory=lambda: dict(SERVERS))
     fleets: list[Fleet] = field(factory=list)
+    brought_back: set[str] = field(factory=set)
     dice: Dice = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -196,8 +200,10 @@ class Fleet:
         if self.over or self.members[member.name] is not member:
             return
         self.site.simulation.count("brought back")
+        suffix = f".{self.site.simulation.counts['brought back']}"
+        self.site.brought_back.add(member.address + suffix)
         try:
-            await self.start(member.name, f".{self.site.simulation.counts['brought back']}")
+            await self.start(member.name, suffix)
         except (StartupFailed, ProcessEnded):  # struck again meanwhile: then it is not there
             self.site.simulation.history.tell(member.address, "is not brought back")
 
