@@ -175,7 +175,7 @@ PLANTED: Final = tuple(
         ("S16", "marks of what is over are kept for ever", s16, ("I75",), 5),
         ("S21", "a position is read before its session's lock is taken", s21, ("I35",), 0),
         ("S25", "no lease ever ends", s25, ("I21",), 6),
-        ("S33", "a call that is sent again is applied again", s33, ("I10", "I57"), 9),
+        ("S33", "a call that is sent again is applied again", s33, ("I10", "I57"), 28),
         ("S34", "directories are not synced", s34, ("I10", "I85", "I96"), 1),
         ("S34", "files are not synced", s34_files, ("I20", "I44"), 1),
         ("S35", "a trainer does not say what it has consumed", s35, ("I68",), 4),
