@@ -32,6 +32,7 @@ from statecore.simulate import (
     series,
 )
 from tests.planted import PLANTED, Planted
+from tests.simulated_worlds import breaks, sleeps, waits
 
 SEEDS = (0, 3, 5, 8, 13)
 
@@ -107,29 +108,6 @@ def test_the_journals_of_coordinators_can_be_taken_out(outcomes: dict[int, Outco
 
 
 # --- the simulator itself
-
-
-async def waits(simulation: Simulation) -> None:
-    """A world of two timers."""
-    async with trio.open_nursery() as nursery:
-        for name in ("a", "b"):
-            nursery.start_soon(one_wait, simulation, name)
-
-
-async def one_wait(simulation: Simulation, name: str) -> None:
-    await trio.sleep(simulation.dice.between(0, 1))
-    simulation.history.tell(name, "woke")
-
-
-async def breaks(simulation: Simulation) -> None:
-    """A world with a bug in every third seed."""
-    if simulation.seed % 3 == 2:
-        raise KeyError("a bug")
-
-
-async def sleeps(simulation: Simulation) -> None:
-    """A world that never ends."""
-    await trio.sleep_forever()
 
 
 def test_order_is_the_seeds() -> None:
@@ -250,6 +228,7 @@ def test_a_series_counts_and_keeps_what_failed() -> None:
         came = series(breaks, first=3, seeds=7, jobs=jobs, failed=kept.append)
         assert came.done == 7 and not came.good
         assert sorted(outcome.seed for outcome in kept) == [5, 8]
+        assert came.failed == kept
     with pytest.raises(ValueError, match="a bound"):
         series(breaks)
 
