@@ -267,6 +267,34 @@ async def test_killing_a_server_breaks_its_callers_and_cancels_its_handlers() ->
 
 
 @pytest.mark.trio
+async def test_connections_are_cut_between_those_who_are_named() -> None:
+    """A cut breaks what is under way between two, and nothing else; whoever watches hears who got an answer."""
+    app = App(held)
+    seen: list[tuple[str, str]] = []
+    broken: list[str] = []
+
+    async def ask(source: str) -> None:
+        async with network.client(source) as client:
+            try:
+                await client.get(network.url("tools"))
+            except httpx.RemoteProtocolError:
+                broken.append(source)
+
+    async with InMemoryNetwork() as network:
+        network.watch = lambda call, what: seen.append((call.source, what))
+        await network.start("tools", app)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "agent")
+            nursery.start_soon(ask, "environment")
+            await trio.testing.wait_all_tasks_blocked()
+            network.break_off(lambda source, server: (source, server) == ("agent", "tools"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert broken == ["agent"]
+            nursery.cancel_scope.cancel()
+    assert sorted(seen) == [("agent", "breaks"), ("agent", "has"), ("environment", "has")]
+
+
+@pytest.mark.trio
 async def test_a_request_that_a_killed_server_has_not_begun_changes_nothing() -> None:
     """Between the arrival of a request and the handler's first step lies a kill: the handler never runs."""
     app = App()

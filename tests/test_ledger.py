@@ -52,6 +52,15 @@ def test_registered_before_anything_is_sent() -> None:
     assert ledger.candidates() == ()
 
 
+def test_steps_of_many_rollouts_are_in_the_order_of_their_ids() -> None:
+    """A set of ids has an order that no two processes share; what is written down of them has not."""
+    names = {f"p{number}" for number in range(20)}
+    ledger, _ = Ledger(made=()).registered([a_dispatch(each) for each in names])
+    before = len(ledger.made or ())
+    steps = (ledger.dispatched(names).made or ())[before:]
+    assert [each.episode.rollout_id for each in steps] == sorted(names)
+
+
 def test_a_known_rollout_is_left_out() -> None:
     """A cursor that rolled back hands the same dispatch out again; it does not run twice. Covers: I12."""
     ledger, _ = Ledger().registered([a_dispatch()])

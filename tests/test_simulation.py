@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,9 @@ from statecore.simulate import (
     series,
 )
 from tests.planted import PLANTED, Planted
+from tests.simulated_worlds import breaks, sleeps, waits
 
-SEEDS = range(8)
+SEEDS = (0, 3, 5, 8, 13)
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +64,13 @@ def test_one_seed_has_one_history(outcomes: dict[int, Outcome]) -> None:
     assert len({outcome.history for outcome in outcomes.values()}) == len(outcomes)
 
 
-def test_hashes_of_strings_change_no_history(outcomes: dict[int, Outcome], tmp_path: Path) -> None:
-    """A process that hashes strings otherwise gives the same history."""
-    file = tmp_path / "history.jsonl"
-    command = [sys.executable, "-m", "statecore.cli", "simulate", "--seed", "5", "--json", "--journal", str(file)]
-    root = str(Path(__file__).parent.parent)
-    done = subprocess.run(
-        command,
-        env={"PYTHONHASHSEED": "77", "PYTHONPATH": root},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert file.read_bytes() == outcomes[5].history
-    assert json.loads(done.stdout)["good"] is True
+def test_hashes_of_strings_change_no_history(
+    outcomes: dict[int, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process, which hashes strings in its own way, has the same history; the command compares them."""
+    assert cli.main(["simulate", "--seed", "5", "--times", "1", "--jobs", "1", "--json"]) == 0
+    digest = hashlib.sha256(outcomes[5].history).hexdigest()
+    assert json.loads(capsys.readouterr().out)["histories"] == {digest: 1}
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: f"{each.number}-{each.plant.__name__}")
@@ -117,29 +108,6 @@ def test_the_journals_of_coordinators_can_be_taken_out(outcomes: dict[int, Outco
 
 
 # --- the simulator itself
-
-
-async def waits(simulation: Simulation) -> None:
-    """A world of two timers."""
-    async with trio.open_nursery() as nursery:
-        for name in ("a", "b"):
-            nursery.start_soon(one_wait, simulation, name)
-
-
-async def one_wait(simulation: Simulation, name: str) -> None:
-    await trio.sleep(simulation.dice.between(0, 1))
-    simulation.history.tell(name, "woke")
-
-
-async def breaks(simulation: Simulation) -> None:
-    """A world with a bug in every third seed."""
-    if simulation.seed % 3 == 2:
-        raise KeyError("a bug")
-
-
-async def sleeps(simulation: Simulation) -> None:
-    """A world that never ends."""
-    await trio.sleep_forever()
 
 
 def test_order_is_the_seeds() -> None:
@@ -184,8 +152,9 @@ def test_an_exception_is_a_problem_and_tells_where() -> None:
     assert str(problem) == "ends: the run had not come to its end after 10 s of virtual time"
 
 
-def test_a_run_that_goes_round_in_circles_ends() -> None:
+def test_a_run_that_goes_round_in_circles_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A history has a bound."""
+    monkeypatch.setattr("statecore.simulate.history.MAX_LINES", 20)
     history = History(lambda: 0.0)
     with pytest.raises(EndlessRun):
         while True:
@@ -259,6 +228,7 @@ def test_a_series_counts_and_keeps_what_failed() -> None:
         came = series(breaks, first=3, seeds=7, jobs=jobs, failed=kept.append)
         assert came.done == 7 and not came.good
         assert sorted(outcome.seed for outcome in kept) == [5, 8]
+        assert came.failed == kept
     with pytest.raises(ValueError, match="a bound"):
         series(breaks)
 
@@ -290,6 +260,7 @@ def test_the_command_keeps_failing_seeds(tmp_path: Path, capsys: pytest.CaptureF
         (["--minutes", "-1"], "--minutes -1.0: more than 0"),
         (["--seed", "1", "--seeds", "2"], "--seed replays one seed"),
         (["--journal", "x"], "go with --seed"),
+        (["--times", "2"], "go with --seed"),
         (["missing.py"], "missing.py"),
         (["--seeds", "1", "--failed", "nowhere/at/all"], "there is no directory"),
     ],

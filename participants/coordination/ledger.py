@@ -337,7 +337,8 @@ class Ledger:
         return self._changed({rollout.dispatch.rollout_id: rollout})
 
     def _with(self, rollout_ids: Iterable[str], change: Callable[[Rollout], Rollout]) -> Ledger:
-        return self._changed({each: change(self.rollouts[each]) for each in rollout_ids})
+        """In the order of the ids: a set has none that two processes share, and a journal would tell them apart."""
+        return self._changed({each: change(self.rollouts[each]) for each in sorted(rollout_ids)})
 
     def _changed(self, rollouts: Mapping[str, Rollout]) -> Ledger:
         if self.made is None:

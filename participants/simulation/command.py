@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from statecore.cli import UsageError
-from statecore.simulate import Outcome, Progress, Series, World, cores, run, series
+from statecore.simulate import Outcome, Progress, Series, World, cores, histories, run, series
 from statecore.targets import load_module
 
 from .job import job
@@ -48,6 +48,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--jobs", type=int, metavar="K", help="processes (one for each core)")
     parser.add_argument("--failed", type=Path, default=Path(FAILED_FILE), metavar="FILE", help=f"({FAILED_FILE})")
     parser.add_argument("--seed", type=int, metavar="S", help="replay this one as a story")
+    parser.add_argument("--times", type=int, metavar="N", help="with --seed: play it N times and compare the histories")
     parser.add_argument("--all", action="store_true", help="with --seed: file operations too")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="with --seed: the whole history as JSON lines")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
@@ -60,20 +61,23 @@ def run_command(args: argparse.Namespace) -> int:
     _check(args)
     world = _world(args.world)
     try:
-        return _replay(args, world) if args.seed is not None else _series(args, world)
+        if args.seed is None:
+            return _series(args, world)
+        return _replay(args, world) if args.times is None else _compare(args, world)
     except KeyboardInterrupt:
         print("statecore simulate: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name, value in (("--seeds", args.seeds), ("--minutes", args.minutes), ("--jobs", args.jobs)):
+    for name in ("seeds", "minutes", "jobs", "times"):
+        value = getattr(args, name)
         if value is not None and not value > 0:
-            raise UsageError(f"{name} {value}: more than 0")
-    if args.seed is not None and any(each is not None for each in (args.seeds, args.minutes, args.jobs)):
-        raise UsageError("--seed replays one seed; leave --seeds, --minutes and --jobs out")
-    if args.seed is None and (args.journal is not None or args.all):
-        raise UsageError("--journal and --all go with --seed")
+            raise UsageError(f"--{name} {value}: more than 0")
+    if args.seed is not None and (args.seeds is not None or args.minutes is not None):
+        raise UsageError("--seed replays one seed; leave --seeds and --minutes out")
+    if args.seed is None and (args.journal is not None or args.all or args.times is not None):
+        raise UsageError("--journal, --all and --times go with --seed")
 
 
 def _world(target: str | None) -> World:
@@ -106,6 +110,17 @@ def _replay(args: argparse.Namespace, world: World) -> int:
         for problem in outcome.problems:
             print(f"  {problem}")
     return 0 if outcome.good else 1
+
+
+def _compare(args: argparse.Namespace, world: World) -> int:
+    """The seed was played several times; whether it has one history."""
+    came = histories(world, args.seed, args.times, jobs=args.jobs)
+    if args.json:
+        print(json.dumps({"seed": args.seed, "times": args.times, "histories": dict(came)}))
+    else:
+        for digest, times in came.most_common():
+            print(f"seed {args.seed}: {times} times the history with SHA-256 {digest}")
+    return 0 if len(came) == 1 else 1
 
 
 def _verdict(outcome: Outcome) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from attrs import define, field, frozen
 
+from statecore.journal import Journal
 from statecore.simulate import Dice, Process, ProcessEnded, Simulation
 
 from ..demo.agent_server import agent_app
@@ -68,7 +69,10 @@ class SimulatedPlace(Place):
 
 @define(eq=False)
 class Site:
-    """What all starts of a job share. `makers` may be changed to simulate other servers."""
+    """What all starts of a job share. `makers` may be changed to simulate other servers.
+
+    `brought_back` are the processes that somebody else started, with the settings of one that had died.
+    """
 
     simulation: Simulation
     network: SimulatedNetwork
@@ -78,6 +82,7 @@ class Site:
     nursery: trio.Nursery
     makers: dict[str, Maker] = field(factory=lambda: dict(SERVERS))
     fleets: list[Fleet] = field(factory=list)
+    brought_back: set[str] = field(factory=set)
     dice: Dice = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -90,12 +95,22 @@ class Site:
         self.simulation.history.tell(name, "begins", offset_s=round(offset_s, 6), drift=round(drift, 9))
         return self.simulation.process(name, offset_s=offset_s, drift=drift)
 
-    def seams(self, process: Process) -> Seams:
+    def seams(self, process: Process, heard: Callable[[bytes], None] | None = None) -> Seams:
+        """Through which this process reaches the world. Its journal is in the history; `heard` is given each line."""
+        write = self.simulation.history.journal(process.name)
+
+        def written(line: bytes) -> None:
+            if process.alive:
+                write(line)
+                if heard is not None:
+                    heard(line)
+
         return Seams(
             clock=process.clock,
             disk=self.simulation.disk.view(process),
             entropy=process.entropy,
             telemetry=NoTelemetry(),
+            journal=Journal(written, process.clock),
         )
 
     def reader(self) -> Store:
@@ -185,8 +200,10 @@ class Fleet:
         if self.over or self.members[member.name] is not member:
             return
         self.site.simulation.count("brought back")
+        suffix = f".{self.site.simulation.counts['brought back']}"
+        self.site.brought_back.add(member.address + suffix)
         try:
-            await self.start(member.name, f".{self.site.simulation.counts['brought back']}")
+            await self.start(member.name, suffix)
         except (StartupFailed, ProcessEnded):  # struck again meanwhile: then it is not there
             self.site.simulation.history.tell(member.address, "is not brought back")
 

@@ -11,7 +11,6 @@ import trio
 from attrs import define, field
 
 from statecore.errors import StatecoreError
-from statecore.journal import Journal
 from statecore.simulate import Process
 from statecore.wire import parse
 
@@ -154,20 +153,18 @@ class Life:
             await trio.lowlevel.checkpoint()
             if lost:
                 if calm:
-                    self.site.simulation.violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
+                    self._violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
                 return End.UNFINISHED
             return await self._last_checkpoints(job)
 
     def _coordinator(self) -> Coordinator:
-        seams, moments = self.site.seams(self.process), Moments(lambda moment, _: self.reached(moment))
-        write = self.site.simulation.history.journal(self.process.name)
+        moments = Moments(lambda moment, _: self.reached(moment))
 
-        def written(data: bytes) -> None:
-            write(data)
-            line = parse(data)
-            if line["machine"] == "transaction":
+        def heard(data: bytes) -> None:
+            if b'"machine":"transaction"' in data:
+                line = parse(data)
                 self._note(line)
-            moments.line(line)
+                moments.line(line)
 
         return Coordinator(
             ROOT,
@@ -184,14 +181,13 @@ class Life:
                 max_running=self.adversity.max_running,
                 keep_checkpoints=self.adversity.keep_checkpoints,
             ),
-            seams=seams,
+            seams=self.site.seams(self.process, heard),
             transport=lambda: Heard(self.site.network.transport(self.process), moments.answered),
-            journal=Journal(written, seams.clock),
         )
 
     def _note(self, line: dict[str, Any]) -> None:
         """How much was done when a checkpoint's participants stood still, and when it was published."""
-        if not self.process.alive or line["state"] == line["next"]:
+        if line["state"] == line["next"]:
             return
         checkpoint_id = line["ids"]["checkpoint_id"]
         if line["next"] == TransactionState.COMMITTING.value:
@@ -251,7 +247,7 @@ class Life:
             if isinstance(outcome, Aborted) and SYNC_FAILED in outcome.reason:
                 self.site.simulation.count("ended after a failed sync")
                 return End.UNFINISHED
-        self.site.simulation.violated("I20", f"{self.process.name}: no checkpoint in calm weather: {outcome.story()}")
+        self._violated("I20", f"{self.process.name}: no checkpoint in calm weather: {outcome.story()}")
         return End.UNFINISHED
 
     async def _settled(self) -> None:
@@ -261,7 +257,7 @@ class Life:
             while closed := self._not_open():  # noqa: ASYNC110 - a server tells nobody when it opens
                 await trio.sleep(LOOKS_S)
         for name, phase in closed.items():
-            self.site.simulation.violated("I20", f"{name} is {phase} at the end of {self.process.name}")
+            self._violated("I20", f"{name} is {phase} at the end of {self.process.name}")
 
     def _not_open(self) -> dict[str, str]:
         fleet = self.launcher.fleet
@@ -280,7 +276,12 @@ class Life:
             kept = {"results": len(server.receipts() or ()), "marks": len(server.fences.retired) if marks else 0}
             for what, number in kept.items():
                 if number:
-                    self.site.simulation.violated("I75", f"{each.process.name} keeps {number} {what} of what is over")
+                    self._violated("I75", f"{each.process.name} keeps {number} {what} of what is over")
+
+    def _violated(self, rule: str, text: str) -> None:
+        """So it must not end; whoever was taken for dead may have lost its servers by that, and is not judged."""
+        if not self.gone.is_set():
+            self.site.simulation.violated(rule, text)
 
 
 def _why(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -11,6 +11,7 @@ from statecore.simulate import ProcessEnded
 
 from ..demo.counting import WORK, differences, held_by
 from ..demo.lines import Event
+from ..journals.replaying import replayed
 from ..records.records import Disposition
 from .fleet import Site
 from .life import End, Life
@@ -151,6 +152,20 @@ def coordinators(truth: Truth, lives: list[Life]) -> Found:
             yield "I98", f"{each.process.name} was overtaken before {each.published}, and ended as if it were not"
 
 
+def journals(site: Site) -> Found:
+    """What all processes wrote down is what their tables allow, and no invariant is broken in it.
+
+    A process that somebody else has brought back begins in the epoch of the one before it, and is found out by that.
+
+    Covers: I3, I6, I8, I11, I13, I14, I16, I17, I24, I33, I36, I41, I54, I65, I67, I68, I96.
+    """
+    written = {f"{who}.jsonl": b"".join(lines) for who, lines in site.simulation.history.journals.items()}
+    for finding in replayed(written).findings:
+        if finding.rule == "I96" and finding.place.file.removesuffix(".jsonl") in site.brought_back:
+            continue
+        yield finding.rule, f"in the journal {finding.place}: {finding.problem}"
+
+
 def servers(site: Site) -> Found:
     """No server lets an exception out. Covers: I18."""
     for each in site.network.inner.errors:
@@ -169,4 +184,5 @@ def examine(site: Site, lives: list[Life]) -> Found:
         yield from check(site.truth)
     yield from checkpoints(site)
     yield from coordinators(site.truth, lives)
+    yield from journals(site)
     yield from servers(site)

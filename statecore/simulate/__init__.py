@@ -12,7 +12,7 @@ from .history import EndlessRun, History, journals_in, lines_of
 from .process import DriftingClock, Process, ProcessEnded
 from .run import Outcome, Problem, Simulation, SimulationError, World, run
 from .scheduling import SchedulerUnknown, tasks_in_order_of
-from .series import Progress, Series, cores, series
+from .series import Progress, Series, cores, histories, series
 
 __all__ = [
     "Crash",
@@ -35,6 +35,7 @@ __all__ = [
     "Survives",
     "World",
     "cores",
+    "histories",
     "journals_in",
     "lines_of",
     "run",

@@ -24,10 +24,14 @@ class EndlessRun(StatecoreError):
 
 
 class History:
-    """The lines of one run; `now` tells the virtual time. `counts` says how often each `what` came."""
+    """The lines of one run; `now` tells the virtual time.
+
+    `counts` says how often each `what` came, `journals` what each process wrote into its own journal.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
+        self.journals: dict[str, list[bytes]] = {}
         self._now = now
         self._lines: list[bytes] = []
 
@@ -39,8 +43,10 @@ class History:
     def journal(self, who: str) -> Callable[[bytes], None]:
         """Takes the lines of this process's own journal: the `write` of a `Journal`."""
         name = canonical(who)
+        written = self.journals.setdefault(who, [])
 
         def write(line: bytes) -> None:
+            written.append(line)
             at = canonical(round(self._now(), 6))
             self._append(b'{"at":%b,"line":%b,"what":"journal","who":%b}' % (at, line.rstrip(b"\n"), name))
 

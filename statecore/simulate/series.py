@@ -6,6 +6,7 @@ runs out of memory) fails the seeds that it had.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,24 @@ def series(
         _on_cores(world, first, watch)
     came.seconds = watch.passed
     return came
+
+
+def histories(world: World, seed: int, times: int, *, jobs: int | None = None) -> Counter[str]:
+    """The seed was played so many times, in several processes; how often which history came, by its SHA-256.
+
+    One seed has one history: there is one entry. Each process hashes strings in its own way.
+    """
+    jobs = min(times, jobs or cores())
+    shares = [times // jobs + (number < times % jobs) for number in range(jobs)]
+    came: Counter[str] = Counter()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for digests in pool.map(_digests, [world] * jobs, [seed] * jobs, shares):
+            came.update(digests)
+    return came
+
+
+def _digests(world: World, seed: int, times: int) -> list[str]:
+    return [hashlib.sha256(run(world, seed).history).hexdigest() for _ in range(times)]
 
 
 def _on_cores(world: World, first: int, watch: _Watch) -> None:

@@ -1,0 +1,30 @@
+"""Small worlds to play. They are in a module of their own, which other processes import in no time."""
+
+from __future__ import annotations
+
+import trio
+
+from statecore.simulate import Simulation
+
+
+async def waits(simulation: Simulation) -> None:
+    """Two timers."""
+    async with trio.open_nursery() as nursery:
+        for name in ("a", "b"):
+            nursery.start_soon(_one_wait, simulation, name)
+
+
+async def _one_wait(simulation: Simulation, name: str) -> None:
+    await trio.sleep(simulation.dice.between(0, 1))
+    simulation.history.tell(name, "woke")
+
+
+async def breaks(simulation: Simulation) -> None:
+    """A bug in every third seed."""
+    if simulation.seed % 3 == 2:
+        raise KeyError("a bug")
+
+
+async def sleeps(_simulation: Simulation) -> None:
+    """It never ends."""
+    await trio.sleep_forever()
