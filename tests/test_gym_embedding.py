@@ -20,6 +20,7 @@ from participants.identity import OPERATION_HEADER, POSITION_HEADER, RESTART_HEA
 from participants.records.records import Disposition
 from participants.servers.modes import Mode
 from participants.servers.resources import Verify
+from participants.serving.testing import Fault, once
 from participants.settings import Settings
 from tests.gym_like import Chatter, Counter, Seated, Turns, gym_counter
 from tests.served_kinds import Fleet
@@ -197,6 +198,36 @@ def test_an_episode_goes_on_under_the_names_that_it_had() -> None:
         assert [agent.opened[0]["episode_id"]["attempt"] for agent in agents] == [0, 1]
         assert [agent.tools for agent in agents][1] == {}
         assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 10
+
+    run(test)
+
+
+def test_an_episode_that_has_closed_its_agents_session_goes_on_without_it() -> None:
+    """A cut between the closing of the session and the verification: the agent has nothing of the rollout any more, and
+    nobody misses it. The episode goes on from there, with no turn and no tool call made again.
+
+    Covers: I54, I57, I58
+    """
+
+    async def test(job: WholeJob) -> None:
+        counters: list[Counter] = []
+        agents: list[Seated] = []
+        environments: list[Turns] = []
+        episode_job(job, counters, agents, environments)
+        job.network.faults = once(Fault(reply_s=5.0), path="/v1/agent_sessions/close")
+        async with job.coordinator() as first:
+            await first.recover()
+            job.turnstile.allow("A", 3)
+            await until_generated(job, first, job.dispatches(3, "A"))
+        async with job.coordinator() as second:
+            recovered = await second.recover()
+            assert recovered.count(Disposition.CONTINUE) == 1, recovered.verdicts
+            report = await second.run_batch(recovered.runnable())
+            assert report.delivered == 1, report
+        assert job.turnstile.seen == [("A", turn) for turn in range(1, 4)]
+        assert [counter.calls.count("/add") for counter in counters] == [3, 0]
+        assert [len(agent.opened) for agent in agents] == [1, 0]
+        assert job.trainer is not None and job.trainer.accepted["A"]["reward"] == 6
 
     run(test)
 

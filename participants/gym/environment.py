@@ -29,7 +29,7 @@ from ..identity import (
 )
 from ..net.http import REQUEST_KEY, ASGIApp, Incoming, Receive, Scope, Send, refuse_request, replay
 from ..records.records import AgentSessions
-from ..servers.agent import OPEN_PATH
+from ..servers.agent import CLOSE_PATH, OPEN_PATH
 from ..servers.agent_records import KeptReply
 from ..servers.asgi import Shell
 from ..servers.environment import EPISODE_KEY, Environment
@@ -159,7 +159,8 @@ class EpisodeHandler:
         servers = self.environment.settings.servers
         asked = _json(without_addresses(body, servers))
         index, self._next = self._next, self._next + 1
-        if index < len(self.live.results):
+        recorded = index < len(self.live.results)
+        if recorded:
             self._recognised(index, asked)
         sent = renamed(body.decode(), self._names).encode()
 
@@ -172,7 +173,11 @@ class EpisodeHandler:
         label = f"{server} {path}"
         result = await self.episode.wait(label, Call(send, replayable=is_model_path(path)))
         reply = structure(result["reply"], KeptReply)
-        self._learn(server, path, asked, reply, result["told"])
+        if 200 <= reply.status < 300:
+            if path in SEED_PATHS:
+                self._seeded(server, reply, result["told"])
+            elif not recorded:  # after a restore the sessions are back already, as they were at the boundary
+                self._held(server, path, asked)
         if is_model_path(path):
             self._activations[server] = self._activations.get(server, 0) + 1
         old = {known: new for new, known in self._names.items()}
@@ -204,26 +209,28 @@ class EpisodeHandler:
             self.start_over()
         return kept_of(reply), reply.headers
 
-    def _learn(self, server: str, path: str, asked: Any, reply: KeptReply, told: Mapping[str, str]) -> None:
-        """What the agent is told of the sessions of this episode, and what a checkpoint must find of it."""
-        if not 200 <= reply.status < 300:
-            return
-        if path in SEED_PATHS:
-            jar: dict[str, str] = {}
-            for name, value in reply.headers:
-                if name == "set-cookie":
-                    jar |= _cookies(value)
-            self._accesses[server] = {
-                "cookies": jar,
-                "position": told.get(POSITION_HEADER),
-                "session": told.get(SESSION_HEADER, ""),
-                "verify": told.get(VERIFY_HEADER, "wait"),
-                "restart": told.get(RESTART_HEADER) == "1",
-                "body": None,
-            }
-        elif path == OPEN_PATH:
+    def _seeded(self, server: str, reply: KeptReply, told: Mapping[str, str]) -> None:
+        """What the agent is told of a session that this episode has seeded."""
+        jar: dict[str, str] = {}
+        for name, value in reply.headers:
+            if name == "set-cookie":
+                jar |= _cookies(value)
+        self._accesses[server] = {
+            "cookies": jar,
+            "position": told.get(POSITION_HEADER),
+            "session": told.get(SESSION_HEADER, ""),
+            "verify": told.get(VERIFY_HEADER, "wait"),
+            "restart": told.get(RESTART_HEADER) == "1",
+            "body": None,
+        }
+
+    def _held(self, server: str, path: str, asked: Any) -> None:
+        """What a checkpoint must find of this episode at an agent; nothing any more where the session is closed."""
+        if path == OPEN_PATH:
             key = renamed(str(asked.get("agent_session_id", "")), self._names)
             self.live.sessions.setdefault(server, AgentSessions(session_key=key, activations=0))
+        elif path == CLOSE_PATH:
+            self.live.sessions.pop(server, None)
         elif is_model_path(path) and server in self.live.sessions:
             known = self.live.sessions[server]
             done = max(known.activations, self._activations.get(server, 0) + 1)
