@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import trio
 
 from statecore.simulate import Simulation
@@ -28,3 +30,9 @@ async def breaks(simulation: Simulation) -> None:
 async def sleeps(_simulation: Simulation) -> None:
     """It never ends."""
     await trio.sleep_forever()
+
+
+async def exits(simulation: Simulation) -> None:
+    """One seed takes its process with it."""
+    if simulation.seed == 5:
+        os._exit(1)

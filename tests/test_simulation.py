@@ -25,6 +25,8 @@ from statecore.simulate import (
     ProcessEnded,
     SchedulerUnknown,
     Simulation,
+    SimulationError,
+    histories,
     journals_in,
     lines_of,
     run,
@@ -32,7 +34,7 @@ from statecore.simulate import (
     series,
 )
 from tests.planted import PLANTED, Planted
-from tests.simulated_worlds import breaks, sleeps, waits
+from tests.simulated_worlds import breaks, exits, sleeps, waits
 
 SEEDS = (0, 3, 5, 8, 13)
 
@@ -233,6 +235,28 @@ def test_a_series_counts_and_keeps_what_failed() -> None:
         series(breaks)
 
 
+def test_a_seed_that_ends_its_process_fails_alone() -> None:
+    """All other seeds are played, also those that were under way beside it."""
+    came = series(exits, seeds=9, jobs=2)
+    assert came.done == 9
+    (failed,) = came.failed
+    assert failed.seed == 5 and "has died" in str(failed.problems)
+    with pytest.raises(SimulationError, match="has died"):
+        histories(exits, 5, 1)
+
+
+def test_a_world_that_other_processes_do_not_find_is_refused() -> None:
+    """A function inside of another one cannot be given to them."""
+
+    async def inside(simulation: Simulation) -> None:
+        await sleeps(simulation)
+
+    with pytest.raises(SimulationError, match="a function of a module"):
+        series(inside, seeds=2, jobs=2)
+    with pytest.raises(SimulationError, match="a function of a module"):
+        histories(inside, 0, 1)
+
+
 def test_the_command_keeps_failing_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It exits with 1, names the seeds and the command that replays one, and writes them to a file."""
     world = tmp_path / "world.py"
@@ -248,6 +272,8 @@ def test_the_command_keeps_failing_seeds(tmp_path: Path, capsys: pytest.CaptureF
     assert cli.main(["simulate", str(world), "--seed", "0"]) == 0
     assert cli.main(["simulate", str(world), "--seed", "1"]) == 1
     assert "VIOLATED mine: one" in capsys.readouterr().out
+    assert cli.main(["simulate", str(world), "--seed", "0", "--times", "2", "--jobs", "1"]) == 0  # in another process
+    assert "2 times the history" in capsys.readouterr().out
     assert cli.main([*arguments[:-2], "--failed", str(tmp_path / "other.jsonl"), "--json"]) == 1
     summary: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert summary["seeds"] == 3 and [each["seed"] for each in summary["failed"]] == [1]

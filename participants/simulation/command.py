@@ -7,6 +7,7 @@ command line is wrong. 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
@@ -15,8 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import frozen
+
 from statecore.cli import UsageError
-from statecore.simulate import Outcome, Progress, Series, World, cores, histories, run, series
+from statecore.simulate import (
+    Outcome,
+    Progress,
+    Series,
+    Simulation,
+    SimulationError,
+    World,
+    cores,
+    histories,
+    run,
+    series,
+)
 from statecore.targets import load_module
 
 from .job import job
@@ -64,6 +78,8 @@ def run_command(args: argparse.Namespace) -> int:
         if args.seed is None:
             return _series(args, world)
         return _replay(args, world) if args.times is None else _compare(args, world)
+    except SimulationError as error:
+        raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         print("statecore simulate: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -83,6 +99,22 @@ def _check(args: argparse.Namespace) -> None:
 def _world(target: str | None) -> World:
     if target is None:
         return job
+    _loaded(target)
+    return _Written(target)
+
+
+@frozen
+class _Written:
+    """The world that `target` names, which every process that is given it loads for itself."""
+
+    target: str
+
+    async def __call__(self, simulation: Simulation) -> None:
+        await _loaded(self.target)(simulation)
+
+
+@functools.cache
+def _loaded(target: str) -> World:
     module, name = load_module(target)
     found = getattr(module, name or "world", None)
     if not callable(found):
@@ -167,7 +199,7 @@ def _series(args: argparse.Namespace, world: World) -> int:
     else:
         print(_line(came))
         if came.failed:
-            seeds = ", ".join(str(each.seed) for each in came.failed)
+            seeds = ", ".join(map(str, sorted(each.seed for each in came.failed)))
             print(f"failed: {seeds}; kept in {args.failed}; each again with: {again} --seed SEED")
     return 0 if came.good else 1
 

@@ -1,13 +1,15 @@
 """Many seeds on many cores: what came of each, how fast it goes, and which of them failed.
 
-Each core has a process that plays one seed after the other. What goes wrong in such a process itself (it is killed, or
-runs out of memory) fails the seeds that it had.
+Each core has a process that plays one seed after the other. If such a process itself dies (it is killed, or runs out of
+memory), the seeds that were under way are played again, one after the other: the one that ends its process fails.
 """
 
 from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import pickle
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,7 +19,7 @@ from typing import Final
 from attrs import define, evolve, field, frozen
 
 from ..seams import Clock, SystemClock
-from .run import Outcome, Problem, World, run
+from .run import Outcome, Problem, SimulationError, World, run
 
 TOLD_EVERY_S: Final = 0.5
 TURN: Final = 4
@@ -82,7 +84,8 @@ def series(
     """The seeds from `first` on were played, `seeds` of them, or as many as begin within `seconds`; one bound at least.
 
     `world` has to be a function of a module, so that other processes find it. `failed` is told of each seed with
-    problems as soon as it is known, `told` now and then of all. ValueError without a bound.
+    problems as soon as it is known, `told` now and then of all. ValueError without a bound, SimulationError for a world
+    that other processes do not find.
     """
     if seeds is None and seconds is None:
         raise ValueError("a series needs a bound: a number of seeds, or a time")
@@ -106,9 +109,13 @@ def histories(world: World, seed: int, times: int, *, jobs: int | None = None) -
     jobs = min(times, jobs or cores())
     shares = [times // jobs + (number < times % jobs) for number in range(jobs)]
     came: Counter[str] = Counter()
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for digests in pool.map(_digests, [world] * jobs, [seed] * jobs, shares):
-            came.update(digests)
+    _check_found(world)
+    with _pool(jobs) as pool:
+        try:
+            for digests in pool.map(_digests, [world] * jobs, [seed] * jobs, shares):
+                came.update(digests)
+        except BrokenProcessPool as error:
+            raise SimulationError(f"a process that played seed {seed} has died: {error}") from error
     return came
 
 
@@ -116,32 +123,68 @@ def _digests(world: World, seed: int, times: int) -> list[str]:
     return [hashlib.sha256(run(world, seed).history).hexdigest() for _ in range(times)]
 
 
+def _check_found(world: World) -> None:
+    try:
+        pickle.dumps(world)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise SimulationError(f"other processes cannot be given {world!r}; make it a function of a module") from error
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    """An interrupt at the terminal reaches these processes too, and ends them without a word."""
+    return ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def _on_cores(world: World, first: int, watch: _Watch) -> None:
-    context = multiprocessing.get_context("spawn")
-    waiting = watch.seeds(first, TURN)
+    _check_found(world)
+    turns = watch.seeds(first, TURN)
+    while under_way := _until_one_dies(world, first, watch, turns):
+        seeds = [begin + number for begin in sorted(under_way) for number in range(watch.size(first, begin))]
+        while seeds:
+            seeds = _one_by_one(world, seeds, watch)
+
+
+def _until_one_dies(world: World, first: int, watch: _Watch, turns: Iterator[int]) -> set[int]:
+    """The turns that were under way when a process died; none when all are over."""
+    under_way: set[int] = set()
     running: dict[Future[list[Outcome]], int] = {}
-    with ProcessPoolExecutor(watch.came.jobs, mp_context=context) as pool:
+    with _pool(watch.came.jobs) as pool:
         try:
             while True:
-                while len(running) < 2 * watch.came.jobs and (seed := next(waiting, None)) is not None:
+                while len(running) < 2 * watch.came.jobs and (seed := next(turns, None)) is not None:
+                    under_way.add(seed)
                     running[pool.submit(_play, world, seed, watch.size(first, seed))] = seed
                 if not running:
-                    return
+                    return under_way
                 done, _ = wait(running, timeout=TOLD_EVERY_S, return_when=FIRST_COMPLETED)
                 watch.tell()
                 for each in done:
-                    watch.came_of(_outcomes(each, running.pop(each)))
+                    watch.came_of(each.result())
+                    under_way.remove(running.pop(each))
+        except BrokenProcessPool:
+            return under_way
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _outcomes(future: Future[list[Outcome]], seed: int) -> list[Outcome]:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        problem = Problem("exception", f"the process that played seeds from {seed} on has died: {error}")
-        return [Outcome(seed=seed, problems=(problem,), history=b"", counts=NO_COUNTS, virtual_s=0.0)]
+def _one_by_one(world: World, seeds: list[int], watch: _Watch) -> list[int]:
+    """What is left of the seeds behind the one that ended the process, which has failed."""
+    with _pool(1) as pool:
+        for number, seed in enumerate(seeds):
+            try:
+                watch.came_of(pool.submit(_play, world, seed, 1).result())
+            except BrokenProcessPool as error:
+                problem = Problem("exception", f"the process that played seed {seed} has died: {error}")
+                dead = Outcome(seed=seed, problems=(problem,), history=b"", counts=NO_COUNTS, virtual_s=0.0)
+                watch.came_of([dead])
+                return seeds[number + 1 :]
+    return []
 
 
 def _play(world: World, first: int, number: int) -> list[Outcome]:
