@@ -36,3 +36,9 @@ async def exits(simulation: Simulation) -> None:
     """One seed takes its process with it."""
     if simulation.seed == 5:
         os._exit(1)
+
+
+async def chatters(simulation: Simulation) -> None:
+    """It never stops to tell of itself."""
+    while True:
+        simulation.history.tell("a", "b")

@@ -34,7 +34,7 @@ from statecore.simulate import (
     series,
 )
 from tests.planted import PLANTED, Planted
-from tests.simulated_worlds import breaks, exits, sleeps, waits
+from tests.simulated_worlds import breaks, chatters, exits, sleeps, waits
 
 SEEDS = (0, 3, 5, 8, 13)
 
@@ -155,12 +155,14 @@ def test_an_exception_is_a_problem_and_tells_where() -> None:
 
 
 def test_a_run_that_goes_round_in_circles_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A history has a bound."""
+    """A history has a bound, and a run that comes to it is over, and says so."""
     monkeypatch.setattr("statecore.simulate.history.MAX_LINES", 20)
     history = History(lambda: 0.0)
     with pytest.raises(EndlessRun):
         while True:
             history.tell("a", "b")
+    (problem,) = run(chatters, 0).problems
+    assert problem.rule == "exception" and "EndlessRun: more than 20 lines" in problem.text
 
 
 def test_an_ended_process_does_nothing_any_more() -> None:

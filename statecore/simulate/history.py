@@ -8,7 +8,7 @@ seed have equal histories, byte for byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import StatecoreError
@@ -37,8 +37,11 @@ class History:
 
     def tell(self, who: str, what: str, **more: Any) -> None:
         """One line more."""
-        self.counts[what] += 1
-        self._append(canonical({"at": round(self._now(), 6), "who": who, "what": what, **more}))
+        self._append(self._line(who, what, more))
+
+    def conclude(self, who: str, what: str, **more: Any) -> None:
+        """One line more, also where there is no room for others: why the run ends."""
+        self._lines.append(self._line(who, what, more))
 
     def journal(self, who: str) -> Callable[[bytes], None]:
         """Takes the lines of this process's own journal: the `write` of a `Journal`."""
@@ -51,6 +54,10 @@ class History:
             self._append(b'{"at":%b,"line":%b,"what":"journal","who":%b}' % (at, line.rstrip(b"\n"), name))
 
         return write
+
+    def _line(self, who: str, what: str, more: Mapping[str, Any]) -> bytes:
+        self.counts[what] += 1
+        return canonical({"at": round(self._now(), 6), "who": who, "what": what, **more})
 
     def _append(self, line: bytes) -> None:
         if len(self._lines) >= MAX_LINES:

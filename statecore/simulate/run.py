@@ -120,6 +120,11 @@ class Simulation:
         self.problems.append(Problem(rule, text))
         self.history.tell("simulation", "violated", rule=rule, text=text)
 
+    def ended_by(self, rule: str, text: str) -> None:
+        """The last violation: why the run is over before its end."""
+        self.problems.append(Problem(rule, text))
+        self.history.conclude("simulation", "violated", rule=rule, text=text)
+
     def check(self, holds: bool, rule: str, text: Callable[[], str]) -> None:
         """`violated` unless it holds."""
         if not holds:
@@ -157,9 +162,9 @@ async def _played(world: World, seed: int, longest_s: float) -> Outcome:
         try:
             await world(simulation)
         except Exception as error:
-            simulation.violated("exception", _told(error))
+            simulation.ended_by("exception", _told(error))
     if bound.cancelled_caught:
-        simulation.violated("ends", f"the run had not come to its end after {longest_s:g} s of virtual time")
+        simulation.ended_by("ends", f"the run had not come to its end after {longest_s:g} s of virtual time")
     return Outcome(
         seed=seed,
         problems=tuple(simulation.problems),
