@@ -290,7 +290,10 @@ def test_the_command_keeps_failing_seeds(tmp_path: Path, capsys: pytest.CaptureF
         (["--journal", "x"], "go with --seed"),
         (["--times", "2"], "go with --seed"),
         (["missing.py"], "missing.py"),
-        (["--seeds", "1", "--failed", "nowhere/at/all"], "there is no directory"),
+        (["--seed", "1", "--times", "2", "--all"], "leave --journal and --all out"),
+        (["--seeds", "1", "--failed", "nowhere/at/all"], "No such file or directory"),
+        (["--seeds", "1", "--failed", "."], "Is a directory"),
+        (["--minutes", "1e-12", "--jobs", "1"], "too short for one seed"),
     ],
 )
 def test_a_wrong_command_line_is_said(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} {value}: more than 0")
     if args.seed is not None and (args.seeds is not None or args.minutes is not None):
         raise UsageError("--seed replays one seed; leave --seeds and --minutes out")
+    if args.times is not None and (args.journal is not None or args.all):
+        raise UsageError("--times compares histories and shows none; leave --journal and --all out")
     if args.seed is None and (args.journal is not None or args.all or args.times is not None):
         raise UsageError("--journal, --all and --times go with --seed")
 
@@ -194,6 +196,8 @@ def _series(args: argparse.Namespace, world: World) -> int:
             told=told,
             failed=failed,
         )
+    if not came.done:
+        raise UsageError(f"--minutes {args.minutes}: too short for one seed")
     if args.json:
         print(json.dumps(_summary(came)))
     else:
@@ -247,9 +251,19 @@ def _failures(path: Path) -> Iterator[Callable[[Outcome], None]]:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_as_json(outcome)) + "\n")
 
-    if not path.parent.is_dir():
-        raise UsageError(f"--failed {path}: there is no directory {path.parent}")
+    _check_writable(path)
     yield keep
+
+
+def _check_writable(path: Path) -> None:
+    """Said before anything is played, and not when the first seed has failed."""
+    there = path.exists()
+    try:
+        path.open("a", encoding="utf-8").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"--failed {path}: {error}") from error
 
 
 @contextmanager
@@ -291,4 +305,4 @@ def _progress(progress: Progress) -> str:
     of = "" if progress.of is None else f" of {progress.of}"
     left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
     happened = _happened(progress.counts)
-    return f"{progress.done}{of} seeds, {progress.rate:.1f}/s, {happened}, {progress.failed} failed{left}"
+    return f"{progress.done}{of} seeds, {progress.rate:.1f}/s{left}, {progress.failed} failed; {happened}"
