@@ -226,7 +226,7 @@ class KindRules(AsyncRuleBasedStateMachine):
         """An attempt is ended here; what it still asks of this server is told so."""
         rollout = sorted(self.runs)[number % len(self.runs)]
         reply = await self._call("retire", self._id(which), 10.0, {"episode_ids": [{"rollout_id": rollout}]})
-        if reply is not None and reply.status_code == 200:
+        if reply is None or reply.status_code == 200:  # without an answer it may have come about
             self.seen.retired.add(rollout)
 
     @rule(
@@ -351,15 +351,20 @@ class KindRules(AsyncRuleBasedStateMachine):
         assert holding not in self.seen.over, f"I14: {holding} was over and is open again"
 
     def _standing(self) -> None:
-        """What is prepared does not move, in the agent's conversation as in the sessions."""
+        """What is prepared does not move: sessions, an agent's boundaries, the steps of an environment's episodes."""
         holding = self.participant.control.checkpoint_id
         if holding is None or self.participant.phase not in (Phase.PREPARED, Phase.COMMITTED):
             return
-        book: Any = getattr(self.server, "_book", ())
-        now = {each.session_id: each.position for each in book}
+        now = self._positions()
         before = self.seen.frozen.setdefault(holding, now)
-        assert now == before, f"I24: sessions moved while {self.name} was {self.participant.phase}"
+        moved = [key for key in now.keys() | before.keys() if now.get(key) != before.get(key)]
+        assert not moved, f"I24: {moved} moved while {self.name} was {self.participant.phase}"
+        self.came["standing"] = self.came.get("standing", 0) + len(now)
         assert self.participant.admission.is_quiet, f"I24: {self.name} is {self.participant.phase} and something moves"
+
+    def _positions(self) -> dict[str, Any]:
+        """Where each thing stands that this server goes on with."""
+        return {}
 
     def _files(self) -> None:
         for checkpoint_id in self.seen.over:
@@ -399,13 +404,26 @@ class KindRules(AsyncRuleBasedStateMachine):
 class Resources(KindRules):
     name = "tools"
 
+    def _positions(self) -> dict[str, Any]:
+        server: Any = self.server
+        return {each.session_id: each.position for each in server._book}
+
 
 class Agent(KindRules):
     name = "simple_agent"
 
+    def _positions(self) -> dict[str, Any]:
+        server: Any = self.server
+        there = {f"{live.episode.key}/{live.key}": live for live in server._sessions.values() if not live.restart}
+        return {key: (live.boundary and live.boundary.line, live.activations) for key, live in there.items()}
+
 
 class Environment(KindRules):
     name = "env"
+
+    def _positions(self) -> dict[str, Any]:
+        server: Any = self.server
+        return {each.episode.key: encode(each.results) for each in server._episodes.values() if not each.restart}
 
 
 class Policy(KindRules):

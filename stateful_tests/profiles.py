@@ -2,7 +2,7 @@
 
 On running code a search is a row of seeds, and each seed is a few examples: `dev` takes seed 0 and does the same every
 time, `ci` takes 1, 2, ... until its time is over, `deep` does so for MINUTES from a seed that the clock gives. Whatever
-fails says its seed; SEED=N takes that one alone, under any profile but `dev`.
+fails says its seed; SEED=N takes that one alone, and then no planted faults are looked for that take long.
 """
 
 from __future__ import annotations
