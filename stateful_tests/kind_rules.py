@@ -212,13 +212,14 @@ class KindRules(AsyncRuleBasedStateMachine):
 
     @rule(which=which_id, source=which_id)
     async def restore(self, which: str, source: str) -> None:
-        """Into a server that has rollouts, or nothing to read: refused, and it goes on as before."""
+        """Into a server that has a session or an episode, or nothing to read: refused, and it goes on as before."""
         checkpoint_id = self._id(which)
         body = {"checkpoint_dir": str(ROOT / self._id(source) / self.name), "episode_ids": [{"rollout_id": "r0"}]}
-        before = self.participant.phase, self.participant.control.checkpoint_id
+        has, began = self._positions(), trio.current_time()
+        idle = self.participant.control.checkpoint_id is None
         reply = await self._call("restore", checkpoint_id, 10.0, body)
-        if self.runs and reply is not None and before[1] is None and checkpoint_id not in self.seen.over:
-            assert reply.status_code != 200 or self.name in ("policy_model", "simple_agent"), f"I53: {reply.text}"
+        if has and idle and reply is not None and began == trio.current_time():
+            assert reply.status_code != 200 or checkpoint_id in self.seen.over, f"I53: {reply.text}"
 
     @precondition(lambda self: bool(self.runs))
     @rule(which=which_id, number=st.integers(0, 3))

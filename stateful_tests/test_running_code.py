@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
+from participants.servers.environment import Environment as EnvironmentServer
 from stateful_tests.job_rules import JobRules
-from stateful_tests.kind_rules import KINDS, KindRules
+from stateful_tests.kind_rules import KINDS, Environment, KindRules
 from stateful_tests.planted import PLANTED, examples_until_found
 from stateful_tests.profiles import PROFILE, SEED, search
 
@@ -57,3 +60,24 @@ LOOKED_FOR = [name for name, planted in PLANTED.items() if planted.quick or (PRO
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fault in the code the same rules fail, and say which promise is broken; two of them under `dev`."""
     assert examples_until_found(PLANTED[name], monkeypatch) > 0
+
+
+@pytest.mark.parametrize(("turns", "planted"), [(3, False), (1, False), (1, True)])
+def test_a_restore_into_a_used_server_is_a_fault_while_it_has_episodes(
+    turns: int, planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule asks for a refusal while there is an episode, and finds a server that does not refuse. Covers: I53"""
+    if planted:
+        monkeypatch.setattr(EnvironmentServer, "check_fresh", lambda *_: None)
+    state: Any = Environment()
+    state.open(allowed=[1], after_s=1.1)
+    state.checkpoint()
+    state.promises_are_kept()
+    state.end_or_renew(verb="resume", which="open", within_s=10.0)
+    state.promises_are_kept()  # it has seen that the checkpoint is over
+    state.allow(number=0, turns=turns)
+    state.wait(seconds=8.0)
+    with pytest.raises(AssertionError, match="I53") if planted else nullcontext():
+        state.restore(which="new", source="over")
+    state.teardown()
+    assert planted or state.came["results"]
