@@ -421,16 +421,18 @@ async def subject(target: Target, driver: Driver, rules: Rules) -> AsyncIterator
     async with make_client(transport, connect_timeout_s=GRACE_S) as client:
         made = Subject(target, driver, client, rules)
         await made.learn()
-        async with made.at_work():
-            try:
-                yield made
-            except Exception as error:  # raised again below, where no nursery wraps it into a group
-                failed = error
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + TIDY_S):
-            try:
-                await made.tidied()
-            except NotConforming as untidy:
-                failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
+        try:
+            async with made.at_work():
+                try:
+                    yield made
+                except Exception as error:  # raised again below, where no nursery wraps it into a group
+                    failed = error
+        finally:  # also when it is interrupted: a server that is left closed stays so until its lease ends
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + TIDY_S):
+                try:
+                    await made.tidied()
+                except NotConforming as untidy:
+                    failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
     if failed is not None:
         raise failed
 
