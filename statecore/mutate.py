@@ -95,9 +95,9 @@ def survey(
 ) -> Survey:
     """Each mutation of each table, and whether one of these tests (as pytest names them) notices.
 
-    `tables` may be a function that finds them: it is called once the tests have run with nothing changed. `only` are the keys of the mutations that are asked about; without it, all. Raises UsageError when pytest is not
-    there, finds no test, or a test fails with nothing changed. Those of `known` that are not about these tables are
-    left out.
+    `tables` may be a function that finds them: it is called once the tests have run with nothing changed. `only` are
+    the keys of the mutations that are asked about; without it, all. Raises UsageError when pytest is not there, finds
+    no test, or a test fails with nothing changed. Those of `known` that are not about these tables are left out.
     """
     try:
         import pytest
