@@ -14,11 +14,11 @@ import json
 import signal
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from attrs import define, field, frozen
@@ -87,7 +87,7 @@ class Survey:
 
 
 def survey(
-    tables: Sequence[Table[Any, Any]],
+    tables: Sequence[Table[Any, Any]] | Callable[[], Sequence[Table[Any, Any]]],
     tests: Sequence[str],
     known: Sequence[Known] = (),
     *,
@@ -95,22 +95,28 @@ def survey(
 ) -> Survey:
     """Each mutation of each table, and whether one of these tests (as pytest names them) notices.
 
-    `only` are the keys of the mutations that are asked about; without it, all. Raises UsageError when pytest is not
-    there, finds no test, or a test fails with nothing changed. Those of `known` that are not about these tables are
-    left out.
+    `tables` may be a function that finds them: it is called once the tests have run with nothing changed. `only` are
+    the keys of the mutations that are asked about; without it, all. Raises UsageError when pytest is not there, finds
+    no test, or a test fails with nothing changed. Those of `known` that are not about these tables are left out.
     """
     try:
         import pytest
     except ImportError as error:
         raise UsageError(f"pytest runs the tests, and it is not installed: {error}") from error
-    every = (each for table in tables for each in mutations(table))
-    run = _Run(tuple(each for each in every if only is None or each.key in only))
+    found: list[Table[Any, Any]] = []
+
+    def chosen() -> Sequence[CellMutation]:
+        found.extend(tables() if callable(tables) else tables)
+        every = (each for table in found for each in mutations(table))
+        return [each for each in every if only is None or each.key in only]
+
+    run = _Run(chosen)
     said = io.StringIO()
     with redirect_stdout(said):
         code = pytest.main([*QUIETLY, *tests], plugins=[run])
     if run.problem is not None or not run.finished:
         raise UsageError(run.problem or f"pytest ended with {int(code)} before the tests ran\n{said.getvalue()}")
-    names = {table.name for table in tables}
+    names = {table.name for table in found}
     about = tuple(each for each in known if each.mutation.partition(" ")[0] in names)
     return Survey(noticed=run.noticed, survivors=tuple(run.survivors), known=about)
 
@@ -119,7 +125,7 @@ def survey(
 class _Run:
     """A pytest plugin that runs the collected tests once for each mutation, and not as pytest would."""
 
-    mutations: Sequence[CellMutation]
+    chosen: Callable[[], Sequence[CellMutation]]
     noticed: dict[str, str] = field(factory=dict)
     survivors: list[str] = field(factory=list)
     problem: str | None = None
@@ -135,7 +141,12 @@ class _Run:
         if failed := self._first_that_fails(items):
             self.problem = f"{failed.nodeid} fails with nothing changed"
             return True
-        for number, mutation in enumerate(self.mutations, start=1):
+        try:
+            chosen = self.chosen()
+        except UsageError as error:
+            self.problem = str(error)
+            return True
+        for number, mutation in enumerate(chosen, start=1):
             with applied(mutation):
                 noticing = self._first_that_fails(items)
             if noticing is None:
@@ -145,7 +156,7 @@ class _Run:
                 items.remove(noticing)
                 items.insert(0, noticing)
             if number % EVERY == 0:
-                print(f"{number} of {len(self.mutations)}, {len(self.survivors)} survive", file=sys.stderr, flush=True)
+                print(f"{number} of {len(chosen)}, {len(self.survivors)} survive", file=sys.stderr, flush=True)
         self.finished = True
         return True
 
@@ -214,12 +225,28 @@ def register(subparsers: Any) -> None:
 
 def _mutate(args: argparse.Namespace) -> int:
     module, name = load_module(args.target)
-    tables = [each for each in vars(module).values() if isinstance(each, Table)]
-    if name is not None:
-        tables = [each for each in (getattr(module, name, None),) if isinstance(each, Table)]
-    if not tables:
+    if not _tables(module, name):
         raise UsageError(f"{args.target}: there is no table" + (f" {name!r}" if name else ""))
     known = () if args.known is None else read_known(args.known)
-    found = survey(tables, args.tests, known)
+    is_file = args.target.partition(":")[0].endswith(".py")
+    found = survey(lambda: _tables(_as_tested(module) if is_file else module, name), args.tests, known)
     print(json.dumps(found.to_json()) if args.json else found.story())
     return 0 if found.good else 1
+
+
+def _tables(module: ModuleType, name: str | None) -> list[Table[Any, Any]]:
+    every = vars(module).values() if name is None else (getattr(module, name, None),)
+    return [each for each in every if isinstance(each, Table)]
+
+
+def _as_tested(loaded: ModuleType) -> ModuleType:
+    """The module that the tests have of this file: they import it by its name, so that it is not the one loaded here.
+
+    Raises UsageError if they have none.
+    """
+    path = Path(str(loaded.__file__)).resolve()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if module is not loaded and file and Path(file).resolve() == path:
+            return module
+    raise UsageError(f"{path.name}: no test imports it, so that none can notice what is wrong with its table")

@@ -289,6 +289,51 @@ def test_the_server_and_its_files_are_as_they_were() -> None:
     run(test)
 
 
+def test_who_interrupts_it_leaves_the_server_open() -> None:
+    """Ctrl-C while a checkpoint is open: it is resumed, and what was made is gone, before the command ends."""
+
+    class Interrupts(Tools):
+        async def touch(self, server: Subject, episode: EpisodeId) -> httpx.Response:
+            if (await server.standing()).phase == "prepared":
+                raise KeyboardInterrupt
+            return await super().touch(server, episode)
+
+    async def test(made: Fleet) -> None:
+        kind = Interrupts(made, "tools")
+        await kind.up()
+        before = (await made.status("tools"))["report"]
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await conform(kind.target(), kind, rules=RULES, only=["phases/closed-until-the-resume"])
+        assert raised.group_contains(KeyboardInterrupt)
+        after = await made.status("tools")
+        assert (after["phase"], after["report"], after["retired_rollouts"]) == ("idle", before, 0)
+
+    run(test)
+
+
+def test_of_a_server_that_dies_no_file_is_left() -> None:
+    """It dies when it has written: that is a finding, and what the check had it write is removed all the same."""
+
+    class Dies(Tools):
+        async def touch(self, server: Subject, episode: EpisodeId) -> httpx.Response:
+            if (await server.standing()).phase == "committed":
+                written.extend(self.fleet.disk.listdir(ROOT))
+                self.fleet.network.kill(self.name)
+            return await super().touch(server, episode)
+
+    written: list[str] = []
+
+    async def test(made: Fleet) -> None:
+        kind = Dies(made, "tools")
+        await kind.up()
+        report = await conform(kind.target(), kind, rules=RULES, only=["phases/closed-until-the-resume"])
+        assert report.failed and report.failed[0].finding is not None
+        assert "ConnectError" in report.failed[0].finding.came, report
+        assert written and made.disk.listdir(ROOT) == []
+
+    run(test)
+
+
 def test_a_server_in_use_is_not_touched() -> None:
     """With rollouts on it only if that is asked for; with a checkpoint open, never."""
 

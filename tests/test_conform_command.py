@@ -227,16 +227,19 @@ def test_the_drivers_of_the_kinds_drive_their_kinds() -> None:
 
 
 def test_the_driver_of_run_runs_rollouts() -> None:
-    """Of an environment: a rollout of a task that ends."""
+    """Of an environment: a rollout of a task that ends; of a server that has no such route the answer is the reason."""
     found: list[Report] = []
 
     async def test(fleet: Fleet) -> None:
         made = await standing(fleet, "environment")
         driver = RunDriver({"question": "q", "turns": 1})
         found.append(await conform(made.target(), driver, rules=RULES, only=["tombstones/are-never-lowered"]))
+        other = (await standing(fleet, "resources")).target()
+        found.append(await conform(other, driver, rules=RULES, only=["tombstones/leave-out-nobody-else"]))
 
     run(test)
     assert found[0].conforms, found[0]
+    assert found[1].rows[0].reason.startswith("the driver's rollout was not made: 404"), found[1]
 
 
 def test_a_driver_may_be_an_object_or_a_class(tmp_path: Path) -> None:

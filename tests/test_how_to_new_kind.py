@@ -88,6 +88,23 @@ def test_a_package_is_written_under_its_name(tmp_path: Path, capsys: pytest.Capt
     assert "VECTOR_STORE: Final" in (package / "machine.py").read_text(encoding="utf-8")
 
 
+def test_a_name_may_have_the_skeletons_word_in_it(tmp_path: Path) -> None:
+    """It is put in once: a package that imports itself by another name would not begin."""
+    new.write_kind("bookshelf", tmp_path)
+    for path in (tmp_path / "bookshelf").iterdir():
+        assert "bookbook" not in path.read_text(encoding="utf-8").lower(), path
+    assert "from bookshelf.machine import" in (tmp_path / "bookshelf/world.py").read_text(encoding="utf-8")
+
+
+def test_what_is_to_be_typed_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory may have a space in its name."""
+    parser = argparse.ArgumentParser()
+    new.register(parser.add_subparsers())
+    args = parser.parse_args(["new", "kind", "drawer", "--dir", str(tmp_path / "a b")])
+    assert args.run(args) == 0
+    assert f"cd '{tmp_path / 'a b'}' && python -m pytest drawer" in capsys.readouterr().out
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """A file or a directory of that name stays as it is."""
     (tmp_path / "notes").write_text("mine")

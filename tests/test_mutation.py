@@ -94,7 +94,7 @@ def test_the_command_says_what_no_test_notices(tmp_path: Path) -> None:
     """A suite that sees everything passes; one that forgot a cell is told which mutations it lets through."""
     good = run("tests.sample_tables:HANDOFF", written(tmp_path, GOOD))
     assert (good.returncode, good.stdout) == (0, "18 mutations: 18 noticed, 0 known, 0 not noticed\n"), good.stderr
-    weak = run("tests.sample_tables:HANDOFF", written(tmp_path, WEAK))
+    weak = run("tests/sample_tables.py:HANDOFF", written(tmp_path, WEAK))  # by its file: the one that the tests import
     assert weak.returncode == 1
     assert weak.stdout.splitlines() == [
         "survives: handoff released Finished: refuses with not_finished instead of result_released",
@@ -109,10 +109,13 @@ def test_a_suite_that_fails_by_itself_shows_nothing(tmp_path: Path) -> None:
     assert (failing.returncode, failing.stdout) == (2, "")
     assert "test_all[r1] fails with nothing changed" in failing.stderr
     empty = written(tmp_path, "x = 1")
+    apart = tmp_path / "test_apart.py"
+    apart.write_text("def test_one(): pass", encoding="utf-8")
     for target, test, why in (
         ("tests.sample_tables:HANDOFF", empty, "no test was collected"),
         ("tests.sample_tables:HANDOFF", str(tmp_path / "nowhere.py"), "nowhere.py"),
         ("tests.sample_tables:NOTHING", empty, "there is no table 'NOTHING'"),
+        ("tests/sample_tables.py:HANDOFF", str(apart), "no test imports it"),
     ):
         done = run(target, test)
         assert done.returncode == 2 and why in done.stderr, done.stderr

@@ -309,6 +309,15 @@ def test_what_is_missing_breaks_no_invariant() -> None:
         assert found == [] or number in KNOWN_ACROSS_A_GAP, (number, found)
 
 
+def test_a_session_that_began_in_lines_that_are_gone_may_have_applied_anything() -> None:
+    """A repeated operation is no finding where its first application may be in the missing lines; else it is."""
+    repeated = [session("live", "Mutated", "live", 5, "m1"), session("live", "Used", "live", 5)]
+    for first, begins, expected in ((1, [SEEDED], ["I36"]), (9, [SEEDED], ["I36"]), (9, [], [])):
+        lines = [{**each, "seq": first + place} for place, each in enumerate([*begins, *repeated])]
+        found = replayed({"journal": b"".join(canonical(each) + b"\n" for each in lines)}).findings
+        assert [each.rule for each in found if each.rule != "order"] == expected
+
+
 KNOWN_ACROSS_A_GAP = {"I14", "I6", "I33", "I3", "I65", "I68", "I54", "I96"}
 """Numbers and ids that may never come back, whatever happened in between."""
 
@@ -353,6 +362,14 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert value["findings"][0]["line"] == 2 and value["tables"]["participant"]["cells"] == 2
     assert command.run(parsed(str(empty))) == 4
     assert "nothing to judge" in capsys.readouterr().out
+
+
+def test_a_file_that_is_named_twice_is_one(tmp_path: Path) -> None:
+    """By its path, by another one, or with its directory: it is not another process that did the same."""
+    file = tmp_path / "job.jsonl"
+    file.write_bytes(b"".join(a_job()))
+    (tmp_path / "beside").mkdir()
+    assert len(command.read_journals([tmp_path, file, tmp_path / "beside/../job.jsonl"])) == 1
 
 
 def test_what_cannot_be_read_is_a_wrong_command_line(tmp_path: Path) -> None:

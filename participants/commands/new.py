@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import keyword
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for path in written:
         print(path)
     package = written[0].parent
-    inside = f"cd {args.dir} && " if args.dir != Path() else ""
+    inside = f"cd {shlex.quote(str(args.dir))} && " if args.dir != Path() else ""
     print(f"\nEdit {package / 'machine.py'} first. Then, as now:")
     print(f"  {inside}statecore check {args.name}/world.py")
     print(f"  {inside}python -m pytest {args.name}")
@@ -101,8 +102,6 @@ def spelled(name: str) -> str:
 
 
 def renamed(text: str, name: str) -> str:
-    """A file of the skeleton as one of the kind of that name."""
-    text = text.replace(SKELETON, name)
-    for old, new in ((WORD, name), (WORD.capitalize(), spelled(name)), (WORD.upper(), name.upper())):
-        text = text.replace(old, new)
-    return text
+    """A file of the skeleton as one of the kind of that name, which may have the skeleton's word in it."""
+    names = {SKELETON: name, WORD: name, WORD.capitalize(): spelled(name), WORD.upper(): name.upper()}
+    return re.sub("|".join(map(re.escape, names)), lambda found: names[found[0]], text)

@@ -52,11 +52,15 @@ def exit_code(done: Replay) -> int:
 def read_journals(paths: Iterable[Path]) -> dict[str, bytes]:
     """The bytes of these files, and of the journals in these directories, by path; UsageError for what is neither."""
     found: dict[str, bytes] = {}
+    read: set[Path] = set()  # a file that is named twice is one file
     for path in paths:
         files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no file *{SUFFIX}")
         for file in files:
+            if file.resolve() in read:
+                continue
+            read.add(file.resolve())
             try:
                 found[str(file)] = file.read_bytes()
             except OSError as error:

@@ -2,7 +2,7 @@
 
 Exit code 0: everything that was tried is as it is written; what was not tried is named, and is never called right. 1:
 there are findings, or nothing could be tried. 2: the command line is wrong, there is no token or the server refuses it,
-or the server is in use. 3: nothing answers there, or nothing that takes part.
+or the server is in use. 3: nothing answers there, or nothing that takes part. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .target import Driver, Target
 TIMEOUT_S: Final = 5.0
 UNREACHABLE: Final = 3
 IN_USE: Final = 2
+INTERRUPTED: Final = 130
 
 
 def register(commands: Any) -> None:
@@ -86,7 +87,11 @@ def run(args: argparse.Namespace) -> int:
     asked = partial(
         ask, target, driver, only=args.only, rules=Rules(max_wait_s=args.max_wait), live=args.yes, on_row=told
     )
-    found = trio.run(asked)
+    found: Report | tuple[int, str] = (INTERRUPTED, "interrupted")
+    try:
+        found = trio.run(asked)
+    except* KeyboardInterrupt:
+        pass  # what had been begun on the server is ended by then
     if isinstance(found, tuple):
         code, why = found
         print(f"statecore: {printable(why)}", file=sys.stderr)

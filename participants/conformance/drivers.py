@@ -59,7 +59,7 @@ class ResourcesDriver(Driver):
 class RunDriver(Driver):
     """An environment, or an agent that owns its episodes: `/run` with the task, in the background.
 
-    What a rollout takes until it stands is not known: `start` waits until a status counts one more.
+    What a rollout takes until it stands is not known: `start` waits until a status counts one more, or it is over.
     """
 
     def __init__(self, task: Any = None) -> None:
@@ -69,8 +69,19 @@ class RunDriver(Driver):
 
     async def start(self, server: Subject, episode: EpisodeId) -> None:
         before = sum((await server.standing()).counts.values())
-        server.background(self.touch, server, episode)
-        while sum((await server.standing()).counts.values()) <= before:  # noqa: ASYNC110 (it is another process)
+        replies: list[httpx.Response] = []
+
+        async def run() -> None:
+            replies.append(await self.touch(server, episode))
+
+        server.background(run)
+        while True:
+            over = tuple(replies)
+            if sum((await server.standing()).counts.values()) > before:
+                return
+            if over:
+                _served(over[0])
+                raise NotTried("the driver's rollout was over before a status counted it")
             await trio.sleep(STEP_S)
 
     async def touch(self, server: Subject, episode: EpisodeId) -> httpx.Response:

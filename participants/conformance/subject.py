@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -301,7 +301,7 @@ class Subject:
         return episode
 
     async def start(self, episode: EpisodeId) -> None:
-        with trio.move_on_after(PATIENCE_S) as scope:
+        with trio.move_on_after(PATIENCE_S) as scope, self._answering(episode):
             await self.driver.start(self, episode)
         if scope.cancelled_caught:
             raise NotTried(f"the driver's start() did not end within {PATIENCE_S:g} s")
@@ -324,9 +324,17 @@ class Subject:
         """The answer to a data request of the execution; None if there is none in time, and it has been given up."""
         self.calls += 1
         reply: httpx.Response | None = None
-        with trio.move_on_after(within_s):
+        with trio.move_on_after(within_s), self._answering(episode):
             reply = await self.driver.touch(self, episode)
         return None if reply is None else read(self.touching(episode), reply)
+
+    @contextmanager
+    def _answering(self, episode: EpisodeId) -> Iterator[None]:
+        """A connection of the driver's that fails is the server's fault, as it is for a control call."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise NotConforming(self.touching(episode), f"{type(error).__name__}: {error}", "an answer") from error
 
     def touching(self, episode: EpisodeId) -> str:
         return f"a data request of {episode.key}"
@@ -392,13 +400,15 @@ class Subject:
 
     async def tidied(self) -> None:
         """Nothing of what was made here is open, held, kept or on the disk. Raises NotConforming."""
-        open_id = (await self.standing()).checkpoint_id if self._ids else None
-        for checkpoint_id in sorted(self._ids, key=lambda each: each != open_id):
-            await self.resumed(checkpoint_id)  # all of them, so that no call of ours that is late opens one
-        if self._episodes:
-            await self._end_executions()
-        for folder in self._folders:
-            await on_disk(self.disk, _remove, self.disk, folder)
+        try:
+            open_id = (await self.standing()).checkpoint_id if self._ids else None
+            for checkpoint_id in sorted(self._ids, key=lambda each: each != open_id):
+                await self.resumed(checkpoint_id)  # all of them, so that no call of ours that is late opens one
+            if self._episodes:
+                await self._end_executions()
+        finally:  # also of a server that is gone
+            for folder in self._folders:
+                await on_disk(self.disk, _remove, self.disk, folder)
 
     async def _end_executions(self) -> None:
         end = self.new_id()
@@ -421,16 +431,18 @@ async def subject(target: Target, driver: Driver, rules: Rules) -> AsyncIterator
     async with make_client(transport, connect_timeout_s=GRACE_S) as client:
         made = Subject(target, driver, client, rules)
         await made.learn()
-        async with made.at_work():
-            try:
-                yield made
-            except Exception as error:  # raised again below, where no nursery wraps it into a group
-                failed = error
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + TIDY_S):
-            try:
-                await made.tidied()
-            except NotConforming as untidy:
-                failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
+        try:
+            async with made.at_work():
+                try:
+                    yield made
+                except Exception as error:  # raised again below, where no nursery wraps it into a group
+                    failed = error
+        finally:  # also when it is interrupted: a server that is left closed stays so until its lease ends
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + TIDY_S):
+                try:
+                    await made.tidied()
+                except NotConforming as untidy:
+                    failed = untidy if isinstance(failed, NotTried | DoesNotApply) else failed or untidy
     if failed is not None:
         raise failed
 

@@ -279,10 +279,14 @@ class RevisionByOne(Observer):
         self._before: dict[tuple[Any, ...], tuple[int, Entry]] = {}
         self._applied: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
         self._older: set[tuple[Any, ...]] = set()  # sessions that may have applied what no line here shows
+        self._seeded: set[tuple[Any, ...]] = set()  # sessions whose lines are all here
+        self._partial: set[Process] = set()
 
     def lost(self, process: Process) -> None:
-        for known in [key for key in self._before if key[:2] == process]:
-            del self._before[known]
+        self._partial.add(process)
+        for known in [key for key in (*self._before, *self._seeded) if key[:2] == process]:
+            self._before.pop(known, None)
+            self._seeded.discard(known)
             self._older.add(known)
 
     def see(self, entry: Entry) -> str | None:
@@ -291,10 +295,11 @@ class RevisionByOne(Observer):
             return None
         key = (*entry.process, entry.id("session"))
         if not isinstance(revision, int):  # it begins
-            if line.event == "Installed":
-                self._older.add(key)
+            (self._older if line.event == "Installed" else self._seeded).add(key)
             return None
         before = self._before.get(key)
+        if before is None and entry.process in self._partial and key not in self._seeded:
+            self._older.add(key)
         self._before[key] = (revision, entry)
         return None if before is None else self._judged(key, revision - before[0], before[1], revision)
 
