@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import trio
 from participants import Dispatch, Published, Settings, json_codec
 from participants.gym.embedding import checkpointable
 from participants.gym.held import held_in
-from participants.serving.serve import serve
 
-from .control import CONTROL
 from .fleet import TOKEN
-from .gym_client import gym_client
+from .in_process import gym_client, served
 from .job import Keeper, counter_task, fleet_of, life, until
 
 SERVERS = ["policy_model", "counter", "counter_agent"]
@@ -79,37 +76,26 @@ def test_an_embedded_resources_server_runs_on_trio_too(tmp_path: Path) -> None:
     Covers: I24, I36
     """
     settings = Settings(enabled=True, control_auth_token=TOKEN, root=tmp_path)
-    headers = {"authorization": f"Bearer {TOKEN}"}
+    added: list[int] = []
 
     async def main() -> None:
-        ended = trio.Event()
-        added: list[int] = []
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(lambda **told: serve(counter_server(settings), shutdown=ended, **told))
-            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+        async with served(counter_server(settings)) as server:
 
-                async def control(verb: str) -> str:
-                    body = {"checkpoint_id": "on-trio", "deadline_ts": time.time() + 60}
-                    reply = await client.post(f"{CONTROL}/{verb}", json=body, headers=headers)
-                    return str(reply.json()["phase"])
+            async def add(count: int) -> None:
+                assert await server.post("/increment_counter", {"count": count}) == {"success": True}
+                added.append(count)
 
-                async def add(count: int) -> None:
-                    reply = await client.post("/increment_counter", json={"count": count})
-                    assert reply.json() == {"success": True}
-                    added.append(count)
-
-                await client.post("/ng-rollout/r1/seed_session", json={"initial_count": 3})
-                await add(4)
-                assert await control("prepare") == "prepared"
-                async with trio.open_nursery() as held:
-                    held.start_soon(add, 5)
-                    await trio.sleep(0.5)  # it comes meanwhile
-                    assert added == [4]
-                    await control("resume")
-                value = await client.post("/get_counter_value", json={})
-                assert value.json() == {"count": 12}
-                # nobody knows which tools only read, so each call counts
-                assert value.headers["x-nemo-gym-resource-state-revision"] == "3"
-            ended.set()
+            await server.post("/ng-rollout/r1/seed_session", {"initial_count": 3})
+            await add(4)
+            assert (await server.control("prepare", "on-trio"))["phase"] == "prepared"
+            async with trio.open_nursery() as held:
+                held.start_soon(add, 5)
+                await trio.sleep(0.5)  # it comes meanwhile
+                assert added == [4]
+                await server.control("resume", "on-trio")
+            value = await server.client.post("/get_counter_value", json={})
+            assert value.json() == {"count": 12}
+            # nobody knows which tools only read, so each call counts
+            assert value.headers["x-nemo-gym-resource-state-revision"] == "3"
 
     trio.run(main)

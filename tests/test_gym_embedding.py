@@ -167,6 +167,21 @@ def episode_job(job: WholeJob, counters: list[Counter], agents: list[Seated], en
     job.makers |= {"simple_agent": agent, "env": environment}
 
 
+Parts = tuple[list[Counter], list[Seated], list[Turns]]
+"""The counters, agents and environments of each life of a job."""
+
+
+async def crashed(job: WholeJob, *, turns: int, allowed: int) -> Parts:
+    """An episode of so many turns, some of them allowed, is in a checkpoint, and all servers are killed."""
+    parts: Parts = [], [], []
+    episode_job(job, *parts)
+    async with job.coordinator() as first:
+        await first.recover()
+        job.turnstile.allow("A", allowed)
+        await until_generated(job, first, job.dispatches(turns, "A"))
+    return parts
+
+
 def test_an_episode_goes_on_under_the_names_that_it_had() -> None:
     """An environment whose handler draws new names when it runs again, an agent whose session is opened again in it,
     and tools that are called past its client: the calls that the checkpoint held are made once, the end is the same.
@@ -175,14 +190,7 @@ def test_an_episode_goes_on_under_the_names_that_it_had() -> None:
     """
 
     async def test(job: WholeJob) -> None:
-        counters: list[Counter] = []
-        agents: list[Seated] = []
-        environments: list[Turns] = []
-        episode_job(job, counters, agents, environments)
-        async with job.coordinator() as first:
-            await first.recover()
-            job.turnstile.allow("A", 2)
-            await until_generated(job, first, job.dispatches(4, "A"))
+        counters, agents, environments = await crashed(job, turns=4, allowed=2)
         async with job.coordinator() as second:
             recovered = await second.recover()
             assert recovered.count(Disposition.CONTINUE) == 1
@@ -210,15 +218,8 @@ def test_an_episode_that_has_closed_its_agents_session_goes_on_without_it() -> N
     """
 
     async def test(job: WholeJob) -> None:
-        counters: list[Counter] = []
-        agents: list[Seated] = []
-        environments: list[Turns] = []
-        episode_job(job, counters, agents, environments)
         job.network.faults = once(Fault(reply_s=5.0), path="/v1/agent_sessions/close")
-        async with job.coordinator() as first:
-            await first.recover()
-            job.turnstile.allow("A", 3)
-            await until_generated(job, first, job.dispatches(3, "A"))
+        counters, agents, _ = await crashed(job, turns=3, allowed=3)
         async with job.coordinator() as second:
             recovered = await second.recover()
             assert recovered.count(Disposition.CONTINUE) == 1, recovered.verdicts

@@ -19,12 +19,13 @@ import trio
 
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
+from statecore.exception_groups import single
 
 from ..commands.console import count
 from ..coordination.coordinator import Coordinator, CoordinatorSettings
 from ..coordination.stragglers import Stragglers
 from ..serving.launcher import Launcher
-from ..serving.lifespan import StartupFailed, single
+from ..serving.lifespan import StartupFailed
 from ..settings import Seams
 from .collector import Ask, Collector, CollectSettings, Ending, collect
 from .output import OutputFile

@@ -7,12 +7,13 @@ is made of a server whose state is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from attrs import evolve, frozen
 
 from statecore.errors import StatecoreError
+from statecore.exception_groups import exceptions_in
 
 from ..coordination.introduction import Role
 from .check import Check, every_check
@@ -110,7 +111,7 @@ async def made(each: Check, target: Target, driver: Driver, rules: Rules, found:
 
 def _row(each: Check, error: Exception) -> Row:
     """What an exception means for a check; one that is none of ours is a mistake here or in a driver, and raised."""
-    leaves = list(_leaves(error))
+    leaves = list(exceptions_in(error))
     for leaf in leaves:
         if isinstance(leaf, NotConforming):
             return Row(each, Result.FAILED, finding=Finding(leaf.sent, leaf.came, leaf.expected))
@@ -119,14 +120,6 @@ def _row(each: Check, error: Exception) -> Row:
             result = Result.NOT_TRIED if isinstance(leaf, NotTried) else Result.DOES_NOT_APPLY
             return Row(each, result, reason=str(leaf.args[0]))
     raise error
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error
 
 
 async def _untidy(target: Target, driver: Driver, rules: Rules, found: Found, after: str) -> Finding | None:

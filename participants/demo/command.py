@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ import trio
 
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
+from statecore.exception_groups import exceptions_in
 
 from ..commands.console import count, logged_to
 from ..serving.lifespan import StartupFailed
@@ -144,18 +144,10 @@ def _told(plan: Plan, options: Options, directory: Path, *, plain: bool) -> int:
                 print(FAULTS[plan.fault].line(ending.verdict))
                 code = 1 if FAULTS[plan.fault].harm(ending.verdict) else 0
     except* EXPECTED as errors:
-        for error in _leaves(errors):
+        for error in exceptions_in(errors):
             print(f"statecore demo: {error}", file=sys.stderr)
         print(f"its files are in {directory}", file=sys.stderr)
     return code
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error
 
 
 async def _interruptible(plan: Plan, options: Options, directory: Path, plain: bool) -> Ending | None:

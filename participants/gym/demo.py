@@ -24,6 +24,7 @@ from attrs import define, field, frozen
 
 from statecore.cli import UsageError
 from statecore.errors import StatecoreError
+from statecore.exception_groups import single
 from statecore.seams import SystemEntropy
 from statecore.wire import parse, structure
 
@@ -39,7 +40,7 @@ from ..files.store import Store
 from ..records.manifests import CheckpointId
 from ..records.records import AgentBoundary, AgentRecord, Disposition
 from ..serving.launcher import ProcessLauncher
-from ..serving.lifespan import StartupFailed, single
+from ..serving.lifespan import StartupFailed
 from ..settings import Seams, control_token
 from .fleet import gym_launcher
 from .transcript import Transcript

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from statecore.errors import StatecoreError
+from statecore.exception_groups import single
 
 from ..net.http import ASGIApp, Message, Receive, Scope, Send
 
@@ -113,13 +114,6 @@ class StrictLifespan:
         self.broken = reason
         if not self._ending:
             self._on_broken()
-
-
-def single(error: BaseException) -> BaseException:
-    """The one exception in a group of groups, or the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 async def _nothing_to_do(receive: Receive, send: Send) -> None:

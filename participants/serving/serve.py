@@ -30,9 +30,11 @@ from hypercorn.config import Config, Sockets
 from hypercorn.typing import Framework
 from hypercorn.utils import LifespanTimeoutError
 
+from statecore.exception_groups import single
+
 from ..net.http import ASGIApp
 from ..net.transport import KEEPALIVE_EXPIRY_S
-from .lifespan import LifespanBroken, StartupFailed, StrictLifespan, before_shutdown, single
+from .lifespan import LifespanBroken, StartupFailed, StrictLifespan, before_shutdown
 
 __all__ = ["LifespanBroken", "StartupFailed", "main", "serve"]
 

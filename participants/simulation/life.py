@@ -11,6 +11,7 @@ import trio
 from attrs import define, field
 
 from statecore.errors import StatecoreError
+from statecore.exception_groups import exceptions_in
 from statecore.simulate import Process
 from statecore.wire import parse
 
@@ -286,7 +287,5 @@ class Life:
 
 def _why(errors: BaseExceptionGroup[BaseException]) -> str:
     """The first exception, in words."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = next(exceptions_in(errors))
     return f"{type(error).__name__}: {error}"

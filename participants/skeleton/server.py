@@ -28,11 +28,6 @@ class PutBody:
     thing: str
 
 
-@frozen
-class NoBody:
-    pass
-
-
 async def at_once() -> None:
     """Nothing is waited for."""
 

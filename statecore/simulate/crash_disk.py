@@ -188,11 +188,6 @@ class CrashDisk:
 
     # ---
 
-    def overwrite(self, path: PathLike, content: bytes) -> None:
-        """For tests that damage a file: it holds this now, durably, and no operation is counted."""
-        file = self._file(path)
-        file.content, file.synced = bytearray(content), content
-
     def _begin(self, operation: str, path: PathLike) -> None:
         if self._crash_at is not None and len(self.log) >= self._crash_at:
             raise Crash(f"at {operation} {path}")

@@ -20,6 +20,7 @@ import trio.testing
 from attrs import frozen
 
 from ..errors import StatecoreError
+from ..exception_groups import exceptions_in
 from .crash_disk import Survives
 from .dice import Dice
 from .disks import SharedDisk
@@ -176,8 +177,10 @@ async def _played(world: World, seed: int, longest_s: float) -> Outcome:
 
 def _told(error: BaseException) -> str:
     """The exceptions in a group of groups, with where each came from."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_told(each) for each in error.exceptions)
+    return "; ".join(map(_told_alone, exceptions_in(error)))
+
+
+def _told_alone(error: BaseException) -> str:
     place: Any = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

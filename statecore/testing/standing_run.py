@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import trio
@@ -23,6 +24,7 @@ from attrs import frozen
 from trio.testing import MockClock
 
 from ..errors import StatecoreError
+from ..exception_groups import exceptions_in, single
 
 __all__ = ["NeverEnded", "StandingRun"]
 
@@ -207,7 +209,7 @@ class StandingRun:
                 await closing.wait()
                 self._nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            self._death = _alone(group)
+            self._death = single(group)
             self._death.add_note("raised by a task in the background")
             self._scope.cancel()
         finally:
@@ -242,23 +244,15 @@ class StandingRun:
 
     def _why(self, name: str, stopped: BaseException | None) -> str:
         waited = trio.current_time() >= self._scope.deadline
-        where = [frame for frame in traceback.extract_tb(_leaf(stopped).__traceback__) if _is_theirs(frame)]
+        where = [frame for frame in traceback.extract_tb(_first(stopped)) if _is_theirs(frame)]
         places = " > ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in where[-4:])
         how = f"was waiting after {self._limit_s:g} s" if waited else "kept the loop turning without time passing"
         return f"{name} never ended: it {how}" + (f", in {places}" if places else "")
 
 
-def _alone(error: BaseException) -> BaseException:
-    """What a group holds, if that is one exception; else the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-def _leaf(error: BaseException | None) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error or BaseException()
+def _first(error: BaseException | None) -> TracebackType | None:
+    """Where the first of its exceptions came from."""
+    return None if error is None else next(exceptions_in(error)).__traceback__
 
 
 def _is_theirs(frame: traceback.FrameSummary) -> bool:
