@@ -16,9 +16,18 @@ FILE = re.compile(r"<!-- file: (?P<name>[\w.]+) -->\n```python\n(?P<text>.*?)\n`
 FILES = {found["name"]: found["text"] + "\n" for found in FILE.finditer(PAGE)}
 QUICK = """
 from hypothesis import Phase, settings
-settings.register_profile("quick", derandomize=True, max_examples=50, phases=[Phase.generate, Phase.shrink])
+settings.register_profile(
+    "quick",
+    derandomize=True,
+    max_examples=50,
+    phases=[Phase.generate, Phase.shrink],
+    database=None,
+    deadline=None,
+    print_blob=False,
+)
 settings.load_profile("quick")
 """
+"""All that Hypothesis would decide by itself: where it sees that it is in CI, it prints more."""
 INVARIANT = "state.nobody_loses_the_key()"
 """Printed after every step; the page shows it once."""
 WRONG, RIGHT = "if self.lease is not None and self.lease.who == lease.who:", "if self.lease is lease:"
