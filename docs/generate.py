@@ -1,8 +1,9 @@
 """Writes the generated pages of docs/ anew: `python docs/generate.py` (or `make docs`); `--check` only compares.
 
 Whole pages: the machines, the codes, the invariants and scenarios with where they are checked, the protective rules
-with what breaks without them, the checks of running servers, the spans and metrics, what was tried of NeMo Gym. In
-`files.md` the examples between `<!-- begin NAME -->` and `<!-- end NAME -->` are written anew, the rest is left alone.
+with what breaks without them, the planted faults, the checks of running servers, the spans and metrics, what was tried
+of NeMo Gym. In `files.md` the examples between `<!-- begin NAME -->` and `<!-- end NAME -->` are written anew, the rest
+is left alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ REFERENCE: Final = ROOT / "docs" / "reference"
 
 def pages() -> dict[Path, str]:
     """Every generated page and what belongs into it."""
-    from docs.generators import codes, conformance, files, gym_compatibility, machines, marks, rules, telemetry
+    from docs.generators import codes, conformance, files, gym_compatibility, machines, marks, planted, rules, telemetry
 
     found = {REFERENCE / "machines" / name: text for name, text in machines.pages().items()}
     found[REFERENCE / "codes.md"] = codes.page()
     found[REFERENCE / "conformance.md"] = conformance.page()
     found[REFERENCE / "invariants.md"] = marks.invariants()
     found[REFERENCE / "scenarios.md"] = marks.scenarios()
+    found[REFERENCE / "planted-faults.md"] = planted.page()
     found[REFERENCE / "rules.md"] = rules.page()
     found[REFERENCE / "telemetry.md"] = telemetry.page()
     found[REFERENCE / "gym-compatibility.md"] = gym_compatibility.page()

@@ -1,4 +1,4 @@
-"""Simulated jobs: one seed, one history; nothing is found in the code as it is, and what is planted is found."""
+"""Simulated jobs: one seed, one history; nothing is found in the code as it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from statecore.simulate import (
     scheduling,
     series,
 )
-from tests.planted import PLANTED, Planted
 from tests.simulated_worlds import breaks, chatters, exits, sleeps, waits
 
 SEEDS = (0, 3, 5, 8, 13)
@@ -73,13 +72,6 @@ def test_hashes_of_strings_change_no_history(
     assert cli.main(["simulate", "--seed", "5", "--times", "1", "--jobs", "1", "--json"]) == 0
     digest = hashlib.sha256(outcomes[5].history).hexdigest()
     assert json.loads(capsys.readouterr().out)["histories"] == {digest: 1}
-
-
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda each: f"{each.number}-{each.plant.__name__}")
-def test_planted_faults_are_found(planted: Planted) -> None:
-    """A fault that is put into the code is found, with the seed that the table in the documentation names."""
-    outcome = planted.outcome(planted.seed)
-    assert {problem.rule for problem in outcome.problems} & planted.rules, outcome.problems
 
 
 def test_what_must_come_of_a_rollout_is_computed_beside_the_run() -> None:
