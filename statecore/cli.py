@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from . import __version__
 from .diagram import grid, page
 from .engine import mermaid
 from .errors import DefinitionError
+from .exception_groups import exceptions_in
 from .explore import Engine, Progress, Verdict
 from .findings import CTRL_C
 from .machine import Table
@@ -40,6 +42,9 @@ PROGRESS_EVERY_S = 2.0
 EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Verdict.VACUOUS: 4}
 """Of `check`; 2 is a wrong command line, as everywhere, or a wrong declaration. Of several worlds the first that does
 not hold decides."""
+PIPE_CLOSED = 141
+INTERRUPTED = 130
+"""Of every command, as a shell says it: whoever read the output has gone (`| head`), and Ctrl-C."""
 BUG = 5
 """Of `check`: an action or a property of the world raised an exception, so that nothing is known of it."""
 
@@ -47,7 +52,10 @@ Subparsers = Any  # argparse's own class for this is private
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command line `argv` (of the process, if None)."""
+    """The exit code of the command line `argv` (of the process, if None).
+
+    130 where it is interrupted, 141 where nobody reads standard output any more.
+    """
     parser = argparse.ArgumentParser(prog="statecore", description="Declared state machines: check, draw, inspect.")
     parser.add_argument("--version", action="version", version=f"statecore {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -56,14 +64,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     _register_mutate(commands)
     for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         _register(commands, entry)
-    args, rest = parser.parse_known_args(argv)
-    if rest and args.run is not _unavailable:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return int(args.run(args))
+        args, rest = parser.parse_known_args(argv)
+        if rest and args.run is not _unavailable:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        code = int(args.run(args))
+        sys.stdout.flush()
     except UsageError as error:
         print(f"statecore: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed has a place to go
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        if not all(isinstance(each, KeyboardInterrupt) for each in exceptions_in(error)):
+            raise
+        print("statecore: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code
 
 
 def _register(commands: Subparsers, entry: EntryPoint) -> None:

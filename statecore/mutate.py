@@ -96,8 +96,9 @@ def survey(
     """Each mutation of each table, and whether one of these tests (as pytest names them) notices.
 
     `tables` may be a function that finds them: it is called once the tests have run with nothing changed. `only` are
-    the keys of the mutations that are asked about; without it, all. Raises UsageError when pytest is not there, finds
-    no test, or a test fails with nothing changed. Those of `known` that are not about these tables are left out.
+    the keys of the mutations that are asked about; without it, all. Of `known`, what is not about these
+    tables is left out. Raises UsageError when pytest is not there, finds no test, or a test fails with nothing changed;
+    KeyboardInterrupt when it is interrupted.
     """
     try:
         import pytest
@@ -114,6 +115,8 @@ def survey(
     said = io.StringIO()
     with redirect_stdout(said):
         code = pytest.main([*QUIETLY, *tests], plugins=[run])
+    if run.interrupted:
+        raise KeyboardInterrupt
     if run.problem is not None or not run.finished:
         raise UsageError(run.problem or f"pytest ended with {int(code)} before the tests ran\n{said.getvalue()}")
     names = {table.name for table in found}
@@ -130,6 +133,10 @@ class _Run:
     survivors: list[str] = field(factory=list)
     problem: str | None = None
     finished: bool = False
+    interrupted: bool = False
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        self.interrupted = type(excinfo.value) is KeyboardInterrupt  # what could not be collected is a subclass of it
 
     def pytest_runtestloop(self, session: Any) -> bool:
         items = list(session.items)

@@ -36,5 +36,6 @@ settings.load_profile(PROFILE)
 
 def pytest_report_header() -> str:
     """Says what was run, so that it can be run again."""
-    seed = "from the test itself (derandomize)" if PROFILE == "ci" else "random; give --hypothesis-seed=N to choose it"
+    derandomized = settings.get_profile(PROFILE).derandomize  # as Hypothesis does by itself where it sees CI
+    seed = "from the test itself (derandomize)" if derandomized else "random; give --hypothesis-seed=N to choose it"
     return f"hypothesis profile {PROFILE!r}: seed {seed}; on running code {MINUTES:g} minutes"

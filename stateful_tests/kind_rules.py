@@ -8,6 +8,7 @@ what it is are held against docs/reference/protocol.md section 5, and against wh
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
@@ -59,6 +60,7 @@ class Seen:
     over: set[str] = field(factory=set)
     answers: dict[tuple[str, str, str], Any] = field(factory=dict)  # (verb, id, arguments): what it said first
     written: dict[str, bytes] = field(factory=dict)  # files, by path, of checkpoints that are over
+    asked: set[str] = field(factory=set)  # directories, by commits
     retired: set[str] = field(factory=set)
     frozen: dict[str, Any] = field(factory=dict)  # by checkpoint: positions of the sessions
 
@@ -80,6 +82,8 @@ class KindRules(AsyncRuleBasedStateMachine):
     came: ClassVar[dict[str, int]] = {}
     may_leave: ClassVar[bool] = False
     """Whether what is prepared may be given up by its owner, which is another server and open here."""
+    stands: ClassVar[tuple[Phase, ...]] = (Phase.PREPARED, Phase.COMMITTED)
+    """When nothing moves."""
 
     @initialize(
         allowed=st.lists(st.integers(0, TURNS), min_size=1, max_size=3), after_s=st.sampled_from([2.0, 1.1, 0.1])
@@ -288,6 +292,7 @@ class KindRules(AsyncRuleBasedStateMachine):
         began = trio.current_time()
         was_over = checkpoint_id in self.seen.over
         wrote = len(self.fleet.disk.log)
+        self.seen.asked |= {body["checkpoint_dir"]} if verb == "commit" else set()
         try:
             with trio.fail_after(max(0.0, within_s) + 60.0):
                 reply = await self.fleet.control(self.name, verb, checkpoint_id, within_s=within_s, **body)
@@ -300,14 +305,20 @@ class KindRules(AsyncRuleBasedStateMachine):
         self._count(f"{verb} {reply.status_code}")
         if reply.status_code == 200:
             self._answered(verb, checkpoint_id, body, reply, was_over)
-            if verb == "prepare" and len(self.fleet.disk.log) != wrote and not self._commits():
-                self.problems.append(f"I40: prepare wrote {self.fleet.disk.log[wrote:]}")
+            if verb == "prepare" and (here := self._not_by_commits(self.fleet.disk.log[wrote:])):
+                self.problems.append(f"I40: prepare wrote {here}")
         elif reply.status_code >= 500:
             self.problems.append(f"{verb} {checkpoint_id}: {reply.status_code} {reply.text}")
         return reply
 
-    def _commits(self) -> bool:
-        return self.participant.control.writing is not None or any(verb == "commit" for verb, *_ in self.seen.answers)
+    def _not_by_commits(self, log: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """What was done to files that no commit was asked to write, nor the directories above them."""
+        asked = [Path(each) for each in self.seen.asked]
+        return [
+            (operation, path)
+            for operation, path in log
+            if not any(Path(path).is_relative_to(each) or each.is_relative_to(path) for each in asked)
+        ]
 
     def _answered(self, verb: str, checkpoint_id: str, body: Any, reply: httpx.Response, was_over: bool) -> None:
         answer = {name: value for name, value in reply.json().items() if name not in ("server_ts", "epoch")}
@@ -358,7 +369,7 @@ class KindRules(AsyncRuleBasedStateMachine):
     def _standing(self) -> None:
         """What is prepared does not move: sessions, an agent's boundaries, the steps of an environment's episodes."""
         holding = self.participant.control.checkpoint_id
-        if holding is None or self.participant.phase not in (Phase.PREPARED, Phase.COMMITTED):
+        if holding is None or self.participant.phase not in self.stands:
             return
         now = self._positions()
         before = self.seen.frozen.setdefault(holding, now)
@@ -435,6 +446,16 @@ class Environment(KindRules):
 
 class Policy(KindRules):
     name = "policy_model"
+    may_leave = True  # what is retired leaves the ledger
+    stands = (Phase.COMMITTED,)  # until the commit a call that was accepted may still come to its row
+
+    def _positions(self) -> dict[str, Any]:
+        server: Any = self.server
+        return {
+            f"{rollout}-{attempt}": [entry.row for entry in lineage.entries]
+            for rollout, attempts in server.ledger._rollouts.items()
+            for attempt, lineage in attempts.items()
+        }
 
 
 KINDS: tuple[type[KindRules], ...] = (Resources, Agent, Environment, Policy)

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from statecore.testing.stateful import AsyncRuleBasedStateMachine
 
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or "dev"
-MINUTES = float(os.environ.get("MINUTES") or {"dev": 0.0, "ci": 2.0}.get(PROFILE, 30.0))
+USUAL_MINUTES = {"dev": 0.0, "ci": 2.0, "deep": 30.0}
+
+
+def _given(name: str, usual: str, kind: Callable[[str], object], wanted: str) -> str:
+    """What the environment says, or else what is usual. Nothing is run where `kind` does not take it."""
+    said = os.environ.get(name) or usual
+    try:
+        kind(said)
+    except (KeyError, ValueError):
+        pytest.exit(f"{name}={said}: give {wanted}", returncode=pytest.ExitCode.USAGE_ERROR)
+    return said
+
+
+PROFILE = _given("HYPOTHESIS_PROFILE", "dev", USUAL_MINUTES.__getitem__, ", ".join(USUAL_MINUTES))
+MINUTES = float(_given("MINUTES", str(USUAL_MINUTES[PROFILE]), float, "a number of minutes"))
 """For searches on running code; the other tests of stateful_tests come to that."""
-SEED = os.environ.get("SEED") or ""
+SEED = _given("SEED", "", lambda said: int(said or 0), "a whole number")
 EXAMPLES = 10
 """Of each seed, beyond `dev`: few, so that a search ends when its time is over."""
 STEPS = 25

@@ -42,3 +42,15 @@ async def chatters(simulation: Simulation) -> None:
     """It never stops to tell of itself."""
     while True:
         simulation.history.tell("a", "b")
+
+
+async def leaves(simulation: Simulation) -> None:
+    """It wants to exit, in one seed."""
+    if simulation.seed == 1:
+        raise SystemExit(3)
+
+
+async def interrupts(simulation: Simulation) -> None:
+    """Somebody presses Ctrl-C in the third seed."""
+    if simulation.seed == 2:
+        raise KeyboardInterrupt

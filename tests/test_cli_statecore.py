@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
@@ -191,6 +193,38 @@ def test_other_packages_register_commands(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(cli, "entry_points", lambda group: [entry] if group == "statecore.commands" else [])
     assert main(["greet", "you"]) == 7
     assert capsys.readouterr().out == "hello you\n"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_interrupt_is_one_line(many: bool, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    """Whatever a command was doing, also in a nursery: exit code 130; beside another exception, that one comes out."""
+
+    def interrupted(args: argparse.Namespace) -> int:
+        raise BaseExceptionGroup("a nursery's", [KeyboardInterrupt()]) if many else KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_check", interrupted)
+    assert main(["check", "x.py"]) == 130
+    assert capsys.readouterr() == ("", "statecore: interrupted\n")
+
+    def broken(args: argparse.Namespace) -> int:
+        raise BaseExceptionGroup("a nursery's", [KeyboardInterrupt(), KeyError("a bug")])
+
+    monkeypatch.setattr(cli, "_check", broken)
+    with pytest.raises(BaseExceptionGroup):
+        main(["check", "x.py"])
+
+
+def test_a_reader_who_has_gone_is_no_mistake() -> None:
+    """Its output piped into `head`, a command ends as if by SIGPIPE, without a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "statecore.cli", "diagram", "tests.sample_tables"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_command_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:

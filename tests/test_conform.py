@@ -258,6 +258,28 @@ def test_a_driver_that_cannot_says_so() -> None:
     asked(test)
 
 
+def test_a_connection_of_the_drivers_that_fails_is_told() -> None:
+    """What makes it wait is a call of the server under test, which failed; without a fresh process nothing is tried."""
+
+    class Cut(Tools):
+        def blocking(self, server: Subject, episode: EpisodeId) -> Any:
+            raise httpx.ReadError("cut")
+
+        def fresh(self) -> Any:
+            raise httpx.ConnectError("nobody there")
+
+    async def test(made: Fleet, kind: Tools) -> None:
+        cut = Cut(made, "tools")
+        await cut.up()
+        report = await conform(cut.target(), cut, rules=RULES, only=["blockers/are-named", "export-restore"])
+        came = [row.finding.came for row in report.rows if row.finding is not None]
+        assert came == ["ReadError: cut"], text(report)
+        reasons = {row.reason for row in report.rows if row.result is Result.NOT_TRIED}
+        assert reasons == {"the driver's fresh() failed: ConnectError: nobody there"}, text(report)
+
+    asked(test)
+
+
 # --- the server is left as it was found
 
 

@@ -158,3 +158,9 @@ def test_a_survey_needs_tests_that_can_be_collected(tmp_path: Path) -> None:
     broken: Any = written(tmp_path, "import no_such_module_here")
     with pytest.raises(UsageError, match="no_such_module_here"):
         survey([HANDOFF], [broken])
+
+
+def test_ctrl_c_ends_the_survey(tmp_path: Path) -> None:
+    """It is no test that notices, and no mistake of the command line."""
+    done = run("tests.sample_tables:HANDOFF", written(tmp_path, "def test_one(): raise KeyboardInterrupt"))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "statecore: interrupted\n")

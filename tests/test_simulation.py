@@ -33,7 +33,7 @@ from statecore.simulate import (
     scheduling,
     series,
 )
-from tests.simulated_worlds import breaks, chatters, exits, sleeps, waits
+from tests.simulated_worlds import breaks, chatters, exits, interrupts, leaves, sleeps, waits
 
 SEEDS = (0, 3, 5, 8, 13)
 
@@ -239,6 +239,31 @@ def test_a_seed_that_ends_its_process_fails_alone() -> None:
         histories(exits, 5, 1)
 
 
+def test_a_world_that_exits_is_a_problem_of_its_seed() -> None:
+    """In this process as in another one, and the series goes on."""
+    for jobs in (1, 2):
+        came = series(leaves, seeds=9, jobs=jobs)
+        assert came.done == 9
+        assert [(each.seed, "SystemExit: 3" in str(each.problems)) for each in came.failed] == [(1, True)]
+
+
+def test_ctrl_c_ends_a_series_with_what_came_of_it() -> None:
+    """Nothing that was played is lost; the command says it too, and exits with 130."""
+    came = series(interrupts, seeds=9, jobs=1)
+    assert came.interrupted and came.good and came.done == 2
+
+
+def test_the_command_that_is_interrupted_says_what_came_until_then(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also as JSON, and although not one seed was played to its end."""
+    arguments = ["simulate", "tests/simulated_worlds.py:interrupts", "--jobs", "1"]
+    assert cli.main([*arguments, "--seeds", "9"]) == 130
+    told = capsys.readouterr()
+    assert told.out.startswith("2 seeds in ") and told.err.endswith("statecore: interrupted\n")
+    assert cli.main([*arguments, "--from", "2", "--seeds", "9", "--json"]) == 130
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert summary["interrupted"] and summary["seeds"] == 0
+
+
 def test_a_world_that_other_processes_do_not_find_is_refused() -> None:
     """A function inside of another one cannot be given to them."""
 
@@ -279,6 +304,8 @@ def test_the_command_keeps_failing_seeds(tmp_path: Path, capsys: pytest.CaptureF
         (["--seeds", "0"], "--seeds 0: more than 0"),
         (["--minutes", "-1"], "--minutes -1.0: more than 0"),
         (["--seed", "1", "--seeds", "2"], "--seed replays one seed"),
+        (["--seed", "1", "--from", "2"], "--seed replays one seed"),
+        (["--seed", "1", "--jobs", "2"], "leave --jobs out"),
         (["--journal", "x"], "go with --seed"),
         (["--times", "2"], "go with --seed"),
         (["missing.py"], "missing.py"),

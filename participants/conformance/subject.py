@@ -311,7 +311,7 @@ class Subject:
         """Inside of the block an execution, which is given, does something that a prepare has to wait for."""
         episode = self.episode()
         with trio.move_on_after(PATIENCE_S) as scope:
-            async with self.driver.blocking(self, episode):
+            async with self._blocked(episode):
                 scope.deadline = math.inf
                 report = (await self.status()).ok().body.get("report")
                 if isinstance(report, dict) and episode.key in report.get("restarts", ()):
@@ -319,6 +319,12 @@ class Subject:
                 yield episode
         if scope.cancelled_caught:
             raise NotTried(f"the driver's blocking() had not begun after {PATIENCE_S:g} s")
+
+    @asynccontextmanager
+    async def _blocked(self, episode: EpisodeId) -> AsyncIterator[None]:
+        with self._answering(episode):
+            async with self.driver.blocking(self, episode):
+                yield
 
     async def touch(self, episode: EpisodeId, within_s: float = PATIENCE_S) -> Said | None:
         """The answer to a data request of the execution; None if there is none in time, and it has been given up."""
@@ -363,11 +369,14 @@ class Subject:
     @asynccontextmanager
     async def another(self) -> AsyncIterator[Subject]:
         """A fresh process of the same name."""
-        async with self.driver.fresh() as target, subject(target, self.driver, self.rules) as other:
-            try:
-                yield other
-            finally:
-                self.calls += other.calls
+        try:
+            async with self.driver.fresh() as target, subject(target, self.driver, self.rules) as other:
+                try:
+                    yield other
+                finally:
+                    self.calls += other.calls
+        except httpx.TransportError as error:
+            raise NotTried(f"the driver's fresh() failed: {type(error).__name__}: {error}") from error
 
     # --- files
 

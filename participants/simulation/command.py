@@ -1,7 +1,7 @@
 """`statecore simulate`: the command line.
 
 Exit code 0: every seed was as it must be. 1: some seed was not; the file says which, and each has its command. 2: the
-command line is wrong. 130: interrupted.
+command line is wrong. 130: interrupted, with what came of it until then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ FAILED_FILE: Final = "simulate-failed.jsonl"
 SECONDS: Final = 60.0
 EVERY_S: Final = 5.0
 PROBLEMS_TOLD: Final = 3
-INTERRUPTED: Final = 130
 DESCRIPTION: Final = """\
 Plays whole jobs in one process and in virtual time: the real coordinator and servers, on a network that loses, delays,
 doubles and cuts, on disks that fail and lose what was not synced, with processes that die at any moment. A seed is a
@@ -58,7 +57,7 @@ def register(commands: Any) -> None:
     parser.add_argument("world", nargs="?", metavar="FILE.py:NAME", help="a world of your own instead of our job")
     parser.add_argument("--seeds", type=int, metavar="N", help="so many")
     parser.add_argument("--minutes", type=float, metavar="M", help="for so long")
-    parser.add_argument("--from", type=int, default=0, dest="first", metavar="S", help="the first seed (0)")
+    parser.add_argument("--from", type=int, dest="first", metavar="S", help="the first seed (0)")
     parser.add_argument("--jobs", type=int, metavar="K", help="processes (one for each core)")
     parser.add_argument("--failed", type=Path, default=Path(FAILED_FILE), metavar="FILE", help=f"({FAILED_FILE})")
     parser.add_argument("--seed", type=int, metavar="S", help="replay this one as a story")
@@ -80,9 +79,6 @@ def run_command(args: argparse.Namespace) -> int:
         return _replay(args, world) if args.times is None else _compare(args, world)
     except SimulationError as error:
         raise UsageError(str(error)) from error
-    except KeyboardInterrupt:
-        print("statecore simulate: interrupted", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -90,8 +86,10 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise UsageError(f"--{name} {value}: more than 0")
-    if args.seed is not None and (args.seeds is not None or args.minutes is not None):
-        raise UsageError("--seed replays one seed; leave --seeds and --minutes out")
+    if args.seed is not None and (args.seeds, args.minutes, args.first) != (None, None, None):
+        raise UsageError("--seed replays one seed; leave --seeds, --minutes and --from out")
+    if args.seed is not None and args.times is None and args.jobs is not None:
+        raise UsageError("--seed is played in this process; leave --jobs out, or give --times")
     if args.times is not None and (args.journal is not None or args.all):
         raise UsageError("--times compares histories and shows none; leave --journal and --all out")
     if args.seed is None and (args.journal is not None or args.all or args.times is not None):
@@ -189,14 +187,14 @@ def _series(args: argparse.Namespace, world: World) -> int:
 
         came = series(
             world,
-            first=args.first,
+            first=args.first or 0,
             seeds=args.seeds,
             seconds=seconds,
             jobs=args.jobs or cores(),
             told=told,
             failed=failed,
         )
-    if not came.done:
+    if not came.done and not came.interrupted:
         raise UsageError(f"--minutes {args.minutes}: too short for one seed")
     if args.json:
         print(json.dumps(_summary(came)))
@@ -205,6 +203,8 @@ def _series(args: argparse.Namespace, world: World) -> int:
         if came.failed:
             seeds = ", ".join(map(str, sorted(each.seed for each in came.failed)))
             print(f"failed: {seeds}; kept in {args.failed}; each again with: {again} --seed SEED")
+    if came.interrupted:
+        raise KeyboardInterrupt
     return 0 if came.good else 1
 
 
@@ -240,6 +240,7 @@ def _summary(came: Series) -> dict[str, Any]:
         "virtual_s": round(came.virtual_s, 3),
         "counts": {name: came.counts[name] for name in sorted(came.counts)},
         "failed": [_as_json(each) for each in came.failed],
+        "interrupted": came.interrupted,
     }
 
 

@@ -133,7 +133,7 @@ class Simulation:
 
 
 World = Callable[[Simulation], Awaitable[None]]
-"""Plays one run. What it raises is a problem, whatever it is."""
+"""Plays one run. What it raises is a problem, an exit too; only an interrupt ends everything."""
 
 
 def run(world: World, seed: int, *, longest_s: float = LONGEST_S) -> Outcome:
@@ -162,7 +162,9 @@ async def _played(world: World, seed: int, longest_s: float) -> Outcome:
     with trio.move_on_after(longest_s) as bound:
         try:
             await world(simulation)
-        except Exception as error:
+        except BaseException as error:
+            if not all(isinstance(each, Exception | SystemExit) for each in exceptions_in(error)):
+                raise
             simulation.ended_by("exception", _told(error))
     if bound.cancelled_caught:
         simulation.ended_by("ends", f"the run had not come to its end after {longest_s:g} s of virtual time")

@@ -46,7 +46,10 @@ class Progress:
 
 @define(kw_only=True)
 class Series:
-    """What came of a series. `failed` are outcomes without their history, which a replay gives again."""
+    """What came of a series. `failed` are outcomes without their history, which a replay gives again.
+
+    `interrupted` says that it was ended by Ctrl-C, before its bound.
+    """
 
     done: int = 0
     seconds: float = 0.0
@@ -54,6 +57,7 @@ class Series:
     counts: Counter[str] = field(factory=Counter)
     virtual_s: float = 0.0
     failed: list[Outcome] = field(factory=list)
+    interrupted: bool = False
 
     @property
     def good(self) -> bool:
@@ -84,19 +88,22 @@ def series(
     """The seeds from `first` on were played, `seeds` of them, or as many as begin within `seconds`; one bound at least.
 
     `world` has to be a function of a module, so that other processes find it. `failed` is told of each seed with
-    problems as soon as it is known, `told` now and then of all. ValueError without a bound, SimulationError for a world
-    that other processes do not find.
+    problems as soon as it is known, `told` now and then of all. Ctrl-C ends it early, and what came is returned.
+    ValueError without a bound, SimulationError for a world that other processes do not find.
     """
     if seeds is None and seconds is None:
         raise ValueError("a series needs a bound: a number of seeds, or a time")
     clock = clock or SystemClock()
     came = Series(jobs=jobs or cores())
     watch = _Watch(came, seeds, seconds, clock, told, failed)
-    if came.jobs == 1:
-        for seed in watch.seeds(first):
-            watch.came_of(_play(world, seed, 1))
-    else:
-        _on_cores(world, first, watch)
+    try:
+        if came.jobs == 1:
+            for seed in watch.seeds(first):
+                watch.came_of(_play(world, seed, 1))
+        else:
+            _on_cores(world, first, watch)
+    except KeyboardInterrupt:
+        came.interrupted = True
     came.seconds = watch.passed
     return came
 

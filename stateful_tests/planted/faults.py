@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stateful_tests.planted import job, rollouts, servers
+from stateful_tests.planted import job, kinds, rollouts, servers
 from stateful_tests.planted.fault import Fault
 
 
@@ -13,7 +13,8 @@ def _in_order(fault: Fault) -> tuple[bool, int]:
     return not fault.scenario.startswith("S"), int(fault.scenario[1:])
 
 
-FAULTS: Final[tuple[Fault, ...]] = tuple(sorted((*servers.FAULTS, *rollouts.FAULTS, *job.FAULTS), key=_in_order))
+_EVERY: Final = (*servers.FAULTS, *kinds.FAULTS, *rollouts.FAULTS, *job.FAULTS)
+FAULTS: Final[tuple[Fault, ...]] = tuple(sorted(_EVERY, key=_in_order))
 
 NOT_PLANTED: Final[Mapping[str, str]] = {
     "S1": "not planted yet",

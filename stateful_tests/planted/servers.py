@@ -8,9 +8,8 @@ from attrs import evolve
 
 from models.twins import without_rule
 from participants.machines.control import PARTICIPANT, Phase, PrepareRequested, open_checkpoint
-from participants.machines.gate import GATE, Arrived, GateState, admit
 from participants.machines.resource_session import SessionData
-from participants.servers import admission, participant
+from participants.servers import participant
 from participants.servers.asgi import Shell
 from participants.servers.fences import Fences
 from participants.servers.lease import Lease
@@ -25,11 +24,6 @@ def _open_again(data: Any, event: Any) -> Any:
 def reopened(patch: Patch) -> None:
     table = without_rule(PARTICIPANT, {(Phase.IDLE, PrepareRequested): go(Phase.PREPARING, do=_open_again)})
     patch.setattr(participant, "PARTICIPANT", table)
-
-
-def admitted(patch: Patch) -> None:
-    table = without_rule(GATE, {(GateState.QUIET, Arrived): go(GateState.DRAINING, do=admit)})
-    patch.setattr(admission, "GATE", table)
 
 
 never_ends = replaces(Lease, "arm", lambda *_: None)
@@ -50,7 +44,6 @@ FAULTS: Final = (
     Fault("S25", "no lease ever ends", never_ends, Weapon.JOB, ["I20", "I21"], 5),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.SIMULATION, ["I10", "I57"], 29),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.JOB, ["I36", "I97"], 9),
-    Fault("I24", "a closed gate admits", admitted, Weapon.RESOURCES, ["I24", "I74"], 9),
     Fault(
         "I19",
         "nobody asks for the token",
