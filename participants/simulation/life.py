@@ -35,11 +35,14 @@ SYNC_FAILED: Final = "an earlier fsync of it failed"
 
 
 class End(StrEnum):
-    """How a life ended. NOT_THERE: not yet. UNFINISHED: some rollouts have no result, and are for the next life."""
+    """How a life ended. NOT_THERE: not yet. UNFINISHED: some rollouts have no result, and are for the next life. STUCK:
+    nothing was in its way, and a result or a checkpoint did not come about, which the next life would not mend.
+    """
 
     NOT_THERE = ""
     FINISHED = "finished"
     UNFINISHED = "unfinished"
+    STUCK = "stuck"
     KILLED = "killed"
     OVERTAKEN = "overtaken"
     FAILED = "failed"
@@ -153,9 +156,10 @@ class Life:
             self.may_end()
             await trio.lowlevel.checkpoint()
             if lost:
-                if calm:
-                    self._violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
-                return End.UNFINISHED
+                if not calm:
+                    return End.UNFINISHED
+                self._violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
+                return End.STUCK
             return await self._last_checkpoints(job)
 
     def _coordinator(self) -> Coordinator:
@@ -249,7 +253,7 @@ class Life:
                 self.site.simulation.count("ended after a failed sync")
                 return End.UNFINISHED
         self._violated("I20", f"{self.process.name}: no checkpoint in calm weather: {outcome.story()}")
-        return End.UNFINISHED
+        return End.STUCK
 
     async def _settled(self) -> None:
         """All of its servers live and accept; if not soon, that is a problem."""

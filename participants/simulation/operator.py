@@ -7,6 +7,7 @@ has to come to its end.
 from __future__ import annotations
 
 from collections import deque
+from pathlib import PurePath
 from typing import Final
 
 import trio
@@ -17,6 +18,8 @@ from statecore.wire import parse
 
 from ..coordination.trainer import Result
 from ..demo.moments import Moment
+from ..files.store import SET_ASIDE
+from ..records.manifests import CheckpointId
 from ..servers.asgi import ACKNOWLEDGE
 from ..serving.testing import Call
 from .fleet import DEADLINE_S, GRACE_S, Fleet, Member, Site
@@ -80,14 +83,14 @@ class Operator:
             each.kill()
 
     async def _live(self) -> None:
-        """One coordinator after the other, until one finishes the job."""
+        """One coordinator after the other, until one finishes the job, or shows that none will."""
         simulation = self.site.simulation
         for number in range(1, LIVES + 1):
             life = Life(self.site, self.adversity, number, self._kept, self._on_moment, self._may_end)
             self.lives.append(life)
             self._nursery.start_soon(life.run)
             await life.gone.wait()
-            if life.end is End.FINISHED:
+            if life.end in (End.FINISHED, End.STUCK):
                 return
             if life.end is End.FAILED and self.calm:
                 simulation.count("failed in calm")
@@ -154,6 +157,12 @@ class Operator:
             told = f"{call.source} releases the result of {rollout}, which nobody has saved"
             self.site.simulation.check(saved, "I67", lambda told=told: told)  # type: ignore[misc]
 
+    def _check_not_needed(self, process: Process, name: str) -> None:
+        """What a life sets aside, no other one stands on (I77)."""
+        checkpoint_id = CheckpointId.parse(name)
+        if checkpoint_id is not None and process.alive:
+            self.site.truth.set_aside(process.name, checkpoint_id, self.site.reader())
+
     def _on_moment(self, moment: Moment) -> None:
         strike = self._strikes[0] if self._strikes else None
         if strike is not None and strike.trigger is Trigger.MOMENT and strike.moment is moment:
@@ -161,6 +170,8 @@ class Operator:
 
     def _on_disk(self, process: Process, operation: str, path: str) -> str | None:
         self._happened(Trigger.DISK, process)
+        if operation == "rename" and (given_up := SET_ASIDE.match(PurePath(path).name)):
+            self._check_not_needed(process, given_up[1])
         if self.calm or not self._dice.chance(self.adversity.disk_fails):
             return None
         fault = "EIO" if "fsync" in operation else self._dice.pick(FAULTS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from statecore.simulate import CrashDisk, Process, Simulation
+from statecore.simulate import CrashDisk, Process, Simulation, Survives
 
 from ..demo.lines import Event, ServerJournal
 from ..files.store import Store
@@ -91,10 +91,24 @@ class Truth:
         self.contents[checkpoint_id] = self.files(checkpoint_id, store)
         registry = store.read(parsed).registry
         self.saved |= {row.rollout_id for row in registry if row.disposition is Disposition.COMPLETED}
+        if self._after_a_power_cut(checkpoint_id, store) != self.contents[checkpoint_id]:
+            self.simulation.violated("I44", f"{checkpoint_id} is published, and would not survive the loss of power")
         if max(store.claims()) > parsed.epoch:
             self.too_late.add(checkpoint_id)
         else:
             self.in_force = parsed
+
+    def _after_a_power_cut(self, checkpoint_id: str, store: Store) -> dict[str, bytes]:
+        """What would be left of it if power were lost now."""
+        return dict(_below(self.simulation.disk.now.after_crash(Survives.NOTHING), store.root / checkpoint_id))
+
+    def set_aside(self, who: str, checkpoint_id: CheckpointId, store: Store) -> None:
+        """`who` gives up a checkpoint; no other life that has started since may stand on it (I77)."""
+        own = max((start.epoch for start in self.starts if start.life == who), default=0)
+        newest = max(claim.epoch for claim in store.claims().values() if claim.base is not None)
+        base = store.claims()[newest].base
+        if newest > own and base is not None and base.start == checkpoint_id:
+            self.simulation.violated("I77", f"{who} deletes {checkpoint_id}, the base of epoch {newest}")
 
     def files(self, checkpoint_id: str, store: Store) -> dict[str, bytes]:
         """What a checkpoint consists of, by path; nothing if it is not there."""

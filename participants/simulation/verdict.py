@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from statecore.errors import StatecoreError
 from statecore.simulate import ProcessEnded
+from statecore.wire import parse
 
 from ..demo.counting import WORK, differences, held_by
 from ..demo.lines import Event
+from ..demo.trainer import STATE_FILE
+from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
+from ..files.snapshots import GYM
 from ..journals.replaying import replayed
 from ..records.records import Disposition
 from .fleet import Site
@@ -29,6 +34,9 @@ MAY_START_OVER: Final = (
 """Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
 one of its calls got no answer.
 """
+
+DIGEST: Final = re.compile(r"-[0-9a-f]{64}")
+FIXED_FILES: Final = (CHECKPOINT, GYM_MANIFEST, REGISTRY, LEDGER)
 
 Found = Iterator[tuple[str, str]]
 """The number of an invariant, and what is not as it says."""
@@ -141,6 +149,30 @@ def checkpoints(site: Site) -> Found:
                 yield "I43", f"{path} of {name} has changed since its publication"
 
 
+def one_moment(truth: Truth) -> Found:
+    """No trainer's state that was published has a result which the ledger beside it lacks. Covers: I84."""
+    for name, files in truth.contents.items():
+        held = {path.partition(f"/{name}/")[2]: content for path, content in files.items()}
+        rows = map(parse, held[LEDGER].splitlines())
+        results = {row["rollout_id"] for row in rows if row["receipt"] is not None}
+        accepted = {each["rollout_id"] for each in parse(held[f"{FRAMEWORK}/{STATE_FILE}"])["accepted"]}
+        for rollout in sorted(accepted - results):
+            yield "I84", f"the trainer's state of {name} has consumed {rollout}, and the ledger has no result of it"
+
+
+def few_files(truth: Truth) -> Found:
+    """A checkpoint has two files for each server, and a fixed number beside the trainer's. Covers: I50.
+
+    What a failed commit has left over is no file more: its name differs by a digest, or begins with a dot.
+    """
+    for name, files in truth.contents.items():
+        held = {DIGEST.sub("", path.partition(f"/{name}/")[2]) for path in files}
+        servers = {path.rpartition("/")[0] for path in held if path.startswith(f"{GYM}/") and path != GYM_MANIFEST}
+        others = [path for path in held if not path.startswith(f"{FRAMEWORK}/") and "/." not in path]
+        if len(others) > len(FIXED_FILES) + 2 * len(servers):
+            yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
+
+
 def coordinators(truth: Truth, lives: list[Life]) -> Found:
     """The last life finishes the job; whoever was overtaken by it does not end as if it had finished. Covers: I98."""
     if lives[-1].end is not End.FINISHED:
@@ -171,7 +203,15 @@ def servers(site: Site) -> Found:
             yield "exception", f"{each.server}, {each.where}: {type(each.error).__name__}: {each.error}"
 
 
-OF_TRUTH: Final[tuple[Callable[[Truth], Found], ...]] = (held_turns, done_once, attempts, epochs, stood_still)
+OF_TRUTH: Final[tuple[Callable[[Truth], Found], ...]] = (
+    held_turns,
+    done_once,
+    attempts,
+    epochs,
+    stood_still,
+    one_moment,
+    few_files,
+)
 
 
 def examine(site: Site, lives: list[Life]) -> Found:

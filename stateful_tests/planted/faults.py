@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stateful_tests.planted import job, kinds, rollouts, servers
+from stateful_tests.planted import files, job, kinds, rollouts, servers, workers
 from stateful_tests.planted.fault import Fault
 
 
@@ -13,15 +13,12 @@ def _in_order(fault: Fault) -> tuple[bool, int]:
     return not fault.scenario.startswith("S"), int(fault.scenario[1:])
 
 
-_EVERY: Final = (*servers.FAULTS, *kinds.FAULTS, *rollouts.FAULTS, *job.FAULTS)
+_EVERY: Final = (*servers.FAULTS, *kinds.FAULTS, *workers.FAULTS, *rollouts.FAULTS, *job.FAULTS, *files.FAULTS)
 FAULTS: Final[tuple[Fault, ...]] = tuple(sorted(_EVERY, key=_in_order))
 
 NOT_PLANTED: Final[Mapping[str, str]] = {
     "S1": "not planted yet",
-    "S2": "not planted yet",
     "S4": "not planted yet",
-    "S5": "several workers are not built",
-    "S6": "not planted yet",
     "S8": "not planted yet",
     "S9": "not planted yet",
     "S10": "not planted yet",
@@ -37,31 +34,19 @@ NOT_PLANTED: Final[Mapping[str, str]] = {
     "S23": "not planted yet",
     "S24": "not planted yet",
     "S26": "not planted yet",
-    "S27": "several workers are not built",
     "S28": "not planted yet",
     "S29": "not planted yet",
     "S30": "not planted yet",
-    "S31": "not planted yet",
-    "S32": "not planted yet",
-    "S36": "several workers are not built",
     "S38": "not planted yet",
-    "S39": "not planted yet",
-    "S41": "not planted yet",
     "S42": "not planted yet",
-    "S43": "not planted yet",
     "S45": "not planted yet",
     "S46": "not planted yet",
     "S51": "not planted yet",
-    "S53": "not planted yet",
     "S55": "not planted yet",
-    "S57": "not planted yet",
     "S59": "not planted yet",
     "S60": "not planted yet",
     "S61": "not planted yet",
     "S63": "not planted yet",
-    "S64": "not planted yet",
-    "S66": "not planted yet",
-    "S67": "not planted yet",
     "S68": "not planted yet",
     "S69": "not planted yet",
 }
