@@ -105,6 +105,7 @@ class Swapped(Receipt):
 
 
 def receipts_swapped(patch: Patch) -> None:
+    """A server that is given one refuses it, and keeps the result."""
     listed = coordination_life._receipts
     patch.setattr(
         coordination_life, "_receipts", lambda said: [Swapped(**asdict(each, recurse=False)) for each in listed(said)]
@@ -142,6 +143,7 @@ async def _publish_at_any_time(run: Phases) -> Publication:
 
 
 def leases_not_asked_about(patch: Patch) -> None:
+    """Any one of these is enough: leases are renewed meanwhile, the deadline ends a save, each server is asked again."""
     patch.setattr(life, "SlowTrainer", VerySlow)
     patch.setattr(Phases, "_keep_leases", _never_renewed)
     patch.setattr(Phases, "prove", _committed_once)
@@ -157,6 +159,7 @@ def _from_its_name(server: Server) -> str:
 
 
 def known_by_name(patch: Patch) -> None:
+    """A server that is started again shows what the one before it has shown."""
     patch.setattr(Server, "incarnation", property(_from_its_name, lambda *_: None), raising=False)
 
 
@@ -193,6 +196,7 @@ def two_readings(patch: Patch) -> None:
 
 
 def two_readings_unnoticed(patch: Patch) -> None:
+    """As before, where the two halves are not compared, which ends the checkpoint."""
     two_readings(patch)
     patch.setattr(Ledger, "contradiction", lambda *_: "")
 

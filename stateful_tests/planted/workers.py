@@ -1,4 +1,4 @@
-"""Servers with several workers: none are built, so what a job makes of one that somebody puts there, or counts."""
+"""Faults of servers with several workers. None is built: this is what a job makes of one that somebody puts there."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def judge_of_several(patch: Patch) -> None:
 
 
 def several_refused(patch: Patch) -> None:
+    """With the judge alone all is well: nobody asks it for its workers, since it takes no part."""
     judge_of_several(patch)
     patch.setattr(deployment, "introduce", _one_worker_each)
 
