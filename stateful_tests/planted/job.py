@@ -143,7 +143,7 @@ async def _publish_at_any_time(run: Phases) -> Publication:
 
 
 def leases_not_asked_about(patch: Patch) -> None:
-    """Any one of these is enough: leases are renewed meanwhile, the deadline ends a save, each server is asked again."""
+    """Each alone is enough: leases are renewed meanwhile, the deadline ends a save, every server is asked again."""
     patch.setattr(life, "SlowTrainer", VerySlow)
     patch.setattr(Phases, "_keep_leases", _never_renewed)
     patch.setattr(Phases, "prove", _committed_once)
