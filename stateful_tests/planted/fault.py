@@ -83,8 +83,8 @@ class Fault:
         """Which of the words are in what is found where it was found the first time; empty: nothing is found."""
         if self.weapon.simulates:
             return self._of_seed(self.after - 1)
-        found = self._of_examples(self.after)
-        return frozenset() if found is None else found[1]
+        found = self._of_examples(MOST[False])  # asked for fewer, Hypothesis draws others from the first one on
+        return frozenset() if found is None or found[0] > self.after else found[1]
 
     def look(self, most: int | None = None) -> tuple[int, frozenset[str]] | None:
         """After how many it is found, and which words say so; None if it is not found in `most`."""
