@@ -18,6 +18,7 @@ from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
 from ..files.snapshots import GYM
 from ..journals.replaying import replayed
 from ..records.records import Disposition
+from .continuations import continued
 from .fleet import Site
 from .life import End, Life
 from .plan import expected
@@ -114,7 +115,7 @@ def checkpoints(site: Site) -> Found:
 
     That no rollout is completed and resumable (I65) is a part of being whole: the reader refuses one that is.
 
-    Covers: I34, I35, I41, I42, I43, I44, I49, I65.
+    Covers: I34, I35, I41, I42, I43, I44, I49, I59, I65, I81, I82, I99.
     """
     truth, store = site.truth, site.reader()
     try:
@@ -129,6 +130,7 @@ def checkpoints(site: Site) -> Found:
         except StatecoreError as error:
             yield "I44", f"{name} cannot be read: {error}"
             continue
+        yield from continued(name, checkpoint, site.network.heard)
         held = held_by(checkpoint)
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
