@@ -24,16 +24,17 @@ from .life import End, Life
 from .plan import expected
 from .truth import Truth
 
+FINISHED: Final = "its result did not arrive in time"
 MAY_START_OVER: Final = (
     "left out:",
-    "its result did not arrive in time",
+    FINISHED,
     "no boundary yet",
     "participant_lost",
     "participant lost",
     "turned away",
 )
 """Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
-one of its calls got no answer.
+one of its calls got no answer. And nobody has `FINISHED` of whom no result was ever made.
 """
 
 DIGEST: Final = re.compile(r"-[0-9a-f]{64}")
@@ -134,8 +135,14 @@ def checkpoints(site: Site) -> Found:
         held = held_by(checkpoint)
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
+        finished = {
+            (done.rollout, done.attempt)
+            for done in truth.done[: truth.moved.get(name)]
+            if done.event is Event.RESULT and done.epoch == checkpoint_id.epoch
+        }
         for row in fresh:
             excused = any(each in row.reason for each in MAY_START_OVER)
+            excused = excused and (FINISHED not in row.reason or (row.rollout_id, row.attempt) in finished)
             if not excused and row.episode.key not in site.network.disturbed:
                 yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
         for done in truth.done[: truth.still.get(name, 0)]:
