@@ -40,6 +40,14 @@ def continued(name: str, checkpoint: Checkpoint, heard: Set[str]) -> Found:
                 yield "I99", f"{name}: {row.rollout_id} goes on from model call {call}, whose reply nobody has heard"
 
 
+def whole_units(name: str, checkpoint: Checkpoint) -> Found:
+    """Of rollouts that share state none goes on where another starts over (S69)."""
+    fresh = {row.unit: row.rollout_id for row in checkpoint.registry if row.disposition is Disposition.FRESH}
+    for row in checkpoint.registry:
+        if row.disposition is Disposition.CONTINUE and row.unit is not None and row.unit in fresh:
+            yield "I86", f"{name}: {row.rollout_id} goes on, and {fresh[row.unit]}, of the same unit, starts over"
+
+
 def _records(checkpoint: Checkpoint, kind: str) -> Iterator[tuple[str, Any]]:
     for part in checkpoint.of_kind(kind):
         for record in part.typed:

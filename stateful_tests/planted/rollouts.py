@@ -8,13 +8,16 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+from attrs import evolve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from participants.coordination.deployment import Member
+from participants.coordination import preparing, recovery
+from participants.coordination.deployment import PREPARE_ORDER, Member
 from participants.coordination.dispatch import Dispatcher
+from participants.coordination.introduction import Role
 from participants.coordination.life import Life, _receipts
 from participants.demo import agent_server
 from participants.demo.agent_server import Chat, play_turn
@@ -23,6 +26,7 @@ from participants.demo.environment_server import environment_app
 from participants.demo.lines import Event
 from participants.demo.players import said_in
 from participants.demo.servers import CHAT_PATH, Place
+from participants.demo.trainer import DemoTrainer
 from participants.identity import OPERATION_HEADER, EpisodeId
 from participants.machines.resource_session import Mutated
 from participants.machines.sendings import Fate, Sending
@@ -42,11 +46,19 @@ from participants.servers.peers import Peer, Reply
 from participants.servers.policy_model import PolicyModel
 from participants.servers.resources import Change, Resources, Serving, Session
 from participants.servers.server import Server
+from participants.serving.testing import Call
+from participants.serving.testing import Fault as Lost
+from participants.settings import Settings
+from participants.simulation import fleet
+from participants.simulation import job as simulated_job
 from participants.simulation.game import MOVES, Walk, game_app
+from participants.simulation.network import BREAKS_S, SimulatedNetwork
+from participants.simulation.operator import Operator
+from participants.simulation.plan import Supervision
 from statecore.wire import encode, parse
 from stateful_tests.planted.fault import Fault, Patch, Weapon, replaces, serves
 
-TAKES_S: Final = 2.0
+TAKES_S: Final = 5.0
 
 
 class EarlyPositions(Resources[Walk]):
@@ -81,14 +93,12 @@ class AskedEarly(Resources[Walk]):
             self._end(change)
 
 
-async def _enter_or_refuse(
-    server: Server, request: Incoming, owner: EpisodeId | None = None, **_more: Any
-) -> Activity:
+async def _enter_or_refuse(server: Server, request: Incoming, owner: EpisodeId | None = None, **_more: Any) -> Activity:
     server.admission.enter_or_refuse()
     return Activity(server.admission, None, server.check(request.episode))
 
 
-class Refusing(Resources[Walk]):
+class Refusing(Resources[Any]):
     """A closed server refuses, and holds nothing."""
 
     admitted = _enter_or_refuse
@@ -114,14 +124,21 @@ class Unheld(Resources[Walk]):
         return
 
 
+class Shared(Resources[Walk]):
+    """The sessions of a group share what they stand in."""
+
+    def capabilities(self) -> dict[str, Any]:
+        return super().capabilities() | {"sharing": "group"}
+
+
 class MadeAgain(Resources[Walk]):
     """A session that is not known is made again, and stands at its beginning."""
 
-    def _find(self, request: Incoming) -> Session[Walk]:
-        return self._known(request) or self._seeded(request, Walk(0), {})
-
     def _known(self, request: Incoming) -> Session[Walk] | None:
         return self._book.of(request.episode)
+
+    def _find(self, request: Incoming) -> Session[Walk]:
+        return self._known(request) or self._seeded(request, Walk(0), {})
 
 
 def eager_agent(place: Place) -> ASGIApp:
@@ -213,8 +230,30 @@ def late_calls(patch: Patch) -> None:
 
 
 def refused_yet_applied(patch: Patch) -> None:
+    """Resources servers are closed before the agents that call them, and refuse whatever they have done already."""
+    patch.setattr(preparing, "PREPARE_ORDER", (Role.RESOURCES, *PREPARE_ORDER[:-1]))
+    _steps_unanswered(patch)
     game_of(RefusesTheApplied)(patch)
     not_compared(patch)
+
+
+def _steps_unanswered(patch: Patch) -> None:
+    """Until it is calm, every third reply to a step is lost."""
+    drawn = SimulatedNetwork._drawn
+
+    def lost(self: SimulatedNetwork, call: Call) -> tuple[Lost, str]:
+        fault, what = drawn(self, call)
+        if self.calm or not call.path.endswith("/step") or call.number % 3:
+            return fault, what
+        return Lost(request_s=0.01, reply_s=BREAKS_S[0] + call.number % 5, lose_reply=True), "unanswered"
+
+    patch.setattr(SimulatedNetwork, "_drawn", lost)
+
+
+def closed_first(patch: Patch) -> None:
+    _steps_unanswered(patch)
+    patch.setattr(preparing, "PREPARE_ORDER", (Role.RESOURCES, *PREPARE_ORDER[:-1]))
+    game_of(Refusing)(patch)
 
 
 def images_by_number(patch: Patch) -> None:
@@ -254,8 +293,30 @@ def two_loops(patch: Patch) -> None:
 
 
 def comes_back_empty(patch: Patch) -> None:
-    game_of(MadeAgain)(patch)
+    """Processes are brought back at once, and serve at once; a game makes the sessions that it is asked for, and nobody
+    asks whether a session is the one that it was.
+    """
+    draw, members = simulated_job.draw_adversity, Operator._members
+
+    def games(self: Operator) -> Any:
+        return [each for each in members(self) if each.name == "game"]
+
+    def at_once(**given: Any) -> Settings:
+        return Settings(**(given | {"epoch_required": False}))
+
+    patch.setattr(
+        simulated_job, "draw_adversity", lambda dice: evolve(draw(dice), supervision=Supervision.BROUGHT_BACK)
+    )
+    patch.setattr(Operator, "_members", games)
+    patch.setattr(fleet, "BROUGHT_BACK_S", (0.01, 0.1))
+    patch.setattr(fleet, "Settings", at_once)
     patch.setattr(peers, "later", lambda _known, heard: heard)
+    game_of(MadeAgain)(patch)
+
+
+def torn_units(patch: Patch) -> None:
+    game_of(Shared)(patch)
+    patch.setattr(recovery, "torn", lambda _found: {})
 
 
 def all_together(patch: Patch) -> None:
@@ -288,11 +349,32 @@ slow = game_of(AskedEarly)
 
 
 NOTHING: Final = {"reward": 0.0, "score": 0, "turns": 0, "messages": [], "state": None}
+NOT_FOUND: Final = 0
+bare_step = replaces(DemoTrainer, "policy_version", property(lambda trainer: (0, trainer.state.steps)))
 FROM_THE_BEGINNING: Final = "an agent begins with the task although it has a boundary"
 
 FAULTS: Final = (
+    Fault("S8", "nobody owns an episode that is parked", nobody_owns, Weapon.SIMULATION, ["I35"], 1),
+    Fault("S9", "what a closed policy answers is what it says", refusals_are_heard, Weapon.SIMULATION, ["I74"], 9),
+    Fault(
+        "S12",
+        "the chain of model calls ends at the attempt",
+        chain_of_one_attempt,
+        Weapon.SIMULATION,
+        ["I35", "I59"],
+        13,
+    ),
     Fault("S15", FROM_THE_BEGINNING, serves("agent", forgetful_agent), Weapon.SIMULATION, ["I57"], 1),
     Fault("S15", FROM_THE_BEGINNING, replaces(Session, "restored", lambda *_: None), Weapon.JOB, ["I36", "I57"], 5),
+    Fault(
+        "S17",
+        "an activation that comes twice has two loops, and both count",
+        two_loops,
+        Weapon.SIMULATION,
+        ["I10", "I57"],
+        9,
+    ),
+    Fault("S19", "the last turn has a boundary as well", eager, Weapon.SIMULATION, ["I57"], 9),
     Fault(
         "S21",
         "a position is read before its session's lock is taken",
@@ -301,6 +383,28 @@ FAULTS: Final = (
         ["I35"],
         1,
     ),
+    Fault("S38", "whether a call was applied is asked when it comes", slow, Weapon.SIMULATION, ["I10", "I57"], 50),
+    Fault("S42", "a rollout without a result ends its batch", all_together, Weapon.SIMULATION, ["exception"], 9),
+    Fault("S46", "images are kept and compared by their number", images_by_number, Weapon.SIMULATION, ["I35"], 4),
+    Fault("S51", "a policy version is a bare step", bare_step, Weapon.SIMULATION, ["I89"], 1),
+    Fault(
+        "S55",
+        "late calls are applied, and positions not compared",
+        late_calls,
+        Weapon.SIMULATION,
+        ["I24", "I35", "I57"],
+        9,
+    ),
+    Fault("S60", "a session that is gone is made again", comes_back_empty, Weapon.JOB, ["I36", "I97"], 1),
+    Fault(
+        "S61",
+        "what was applied is refused, and positions are not compared",
+        refused_yet_applied,
+        Weapon.JOB,
+        ["I36", "I97"],
+        1,
+    ),
+    Fault("S63", "only the result that stands is acknowledged", only_the_winner, Weapon.SIMULATION, ["I75"], 9),
     Fault(
         "S65",
         "a lost server makes a result with reward 0",
@@ -309,4 +413,5 @@ FAULTS: Final = (
         ["I57"],
         9,
     ),
+    Fault("S68", "the parent of a model call is the last one", parent_is_last, Weapon.SIMULATION, ["I59", "I99"], 10),
 )
