@@ -263,7 +263,7 @@ FAULTS: Final = (
         "late calls are applied, and positions not compared",
         late_calls,
         Weapon.SIMULATION,
-        ["I24", "I35", "I57"],
+        ["I24"],
         9,
     ),
     Fault(
@@ -271,7 +271,7 @@ FAULTS: Final = (
         "a server comes back unnoticed, and makes the sessions that it has lost",
         comes_back_empty,
         Weapon.SIMULATION,
-        ["I10", "I57"],
+        ["I10"],
         12,
     ),
     Fault(

@@ -187,6 +187,6 @@ FAULTS: Final = (
         ["I57"],
         9,
     ),
-    Fault("S68", "the parent of a model call is the last one", parent_is_last, Weapon.SIMULATION, ["I59", "I99"], 10),
+    Fault("S68", "the parent of a model call is the last one", parent_is_last, Weapon.SIMULATION, ["I59"], 10),
     Fault("S69", "each rollout of a unit is decided by itself", torn_units, Weapon.SIMULATION, ["I86"], 56),
 )
