@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from ..coordination.coordinator import Aborted, Coordinator, CoordinatorSettings
 from ..coordination.recovery import CheckpointRejected
 from ..coordination.trainer import Result
 from ..demo.moments import Heard, Moment, Moments
+from ..demo.plan import RolloutPlan
 from ..demo.trainer import DemoTrainer
 from ..machines.transaction import TransactionState
 from ..records.records import Disposition
@@ -50,9 +51,18 @@ class End(StrEnum):
 
 @define(eq=False)
 class SlowTrainer(DemoTrainer):
-    """A trainer whose save takes its time."""
+    """A trainer whose save takes its time. `weights` is what it has had: of which version, trained on which results."""
 
     takes_s: float = 0.0
+    weights: set[tuple[tuple[int, int], tuple[str, ...]]] = field(factory=set)
+
+    async def accept(self, result: Result) -> None:
+        await super().accept(result)
+        if self.life:  # it knows its life when it has recovered
+            here = {each.rollout_id for each in self.state.accepted}
+            whole = {name for group in self.plan.groups for name in _names(group) if _names(group) <= here}
+            trained_on = [each.receipt.result_identity for each in self.state.accepted if each.rollout_id in whole]
+            self.weights.add((self.policy_version, tuple(trained_on)))
 
     async def save(self, directory: Path, dispositions: Mapping[str, Disposition]) -> None:
         await trio.sleep(self.takes_s)
@@ -84,7 +94,7 @@ class Life:
     reached: Callable[[Moment], None]
     may_end: Callable[[], None]
     process: Process = field(init=False)
-    trainer: DemoTrainer = field(init=False)
+    trainer: SlowTrainer = field(init=False)
     launcher: SilentLauncher = field(init=False)
     gone: trio.Event = field(factory=trio.Event)
     ended: trio.Event = field(factory=trio.Event)
@@ -287,6 +297,10 @@ class Life:
         """So it must not end; whoever was taken for dead may have lost its servers by that, and is not judged."""
         if not self.gone.is_set():
             self.site.simulation.violated(rule, text)
+
+
+def _names(group: Iterable[RolloutPlan]) -> set[str]:
+    return {each.rollout_id for each in group}
 
 
 def _why(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from statecore.simulate import Dice, Process, Simulation
 
-from ..identity import RUN_PREFIX
+from ..identity import MODEL_CALL_HEADER, RUN_PREFIX
 from ..serving.testing import Call, Fault, InMemoryNetwork
 
 USUAL_S: Final = (0.0005, 0.02)
@@ -44,7 +44,7 @@ class Weather:
 
 class SimulatedNetwork:
     """`inner` is where servers are started and killed. `disturbed` are the executions (by key) of whose calls to other
-    servers one got no answer.
+    servers one got no answer, `heard` the model calls whose reply has come to somebody.
     """
 
     def __init__(self, simulation: Simulation, weather: Weather) -> None:
@@ -53,6 +53,7 @@ class SimulatedNetwork:
         self.weather = weather
         self.calm = False
         self.disturbed: set[str] = set()
+        self.heard: set[str] = set()
         self.on_send: Callable[[Call], None] = lambda call: None
         self._simulation = simulation
         self._dice = simulation.dice.of("network")
@@ -60,7 +61,7 @@ class SimulatedNetwork:
 
     def transport(self, process: Process) -> httpx.AsyncBaseTransport:
         """What this process sends with; nothing leaves it any more when it has ended."""
-        return _OwnTransport(process, self.inner.transport(process.name))
+        return _OwnTransport(process, self.inner.transport(process.name), self.heard)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
         """Nothing that is sent between them arrives for so long; `EVERYBODY` is all but the first."""
@@ -125,13 +126,16 @@ class SimulatedNetwork:
 
 
 class _OwnTransport(httpx.AsyncBaseTransport):
-    """The transport of one process."""
+    """The transport of one process; model calls of which it gets a reply are `heard`."""
 
-    def __init__(self, process: Process, inner: httpx.AsyncBaseTransport) -> None:
-        self._process, self._inner = process, inner
+    def __init__(self, process: Process, inner: httpx.AsyncBaseTransport, heard: set[str]) -> None:
+        self._process, self._inner, self._heard = process, inner, heard
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if not self._process.alive:
             await trio.lowlevel.checkpoint()
             raise httpx.ConnectError(f"{self._process.name} has ended")
-        return await self._inner.handle_async_request(request)
+        response = await self._inner.handle_async_request(request)
+        if MODEL_CALL_HEADER in response.headers:
+            self._heard.add(response.headers[MODEL_CALL_HEADER])
+        return response

@@ -18,21 +18,24 @@ from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
 from ..files.snapshots import GYM
 from ..journals.replaying import replayed
 from ..records.records import Disposition
+from .continuations import continued, whole_units
 from .fleet import Site
 from .life import End, Life
 from .plan import expected
 from .truth import Truth
 
+FINISHED: Final = "its result did not arrive in time"
 MAY_START_OVER: Final = (
     "left out:",
-    "its result did not arrive in time",
+    FINISHED,
     "no boundary yet",
     "participant_lost",
     "participant lost",
     "turned away",
+    "it shares state with",
 )
 """Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
-one of its calls got no answer.
+one of its calls got no answer. And nobody has `FINISHED` of whom no result was ever made.
 """
 
 DIGEST: Final = re.compile(r"-[0-9a-f]{64}")
@@ -80,6 +83,18 @@ def done_once(truth: Truth) -> Found:
             yield "I10", f"epoch {epoch}: {event} {turn} of {rollout}-{attempt} was done {number} times"
 
 
+def generated(truth: Truth) -> Found:
+    """No turn is taken, and no step done, but on a generation: what a closed server says is none. Covers: I10, I74."""
+    made: set[tuple[int, str, int | None]] = set()
+    for done in truth.done:
+        turn = done.epoch, done.rollout, done.turn
+        if done.event is Event.GENERATION:
+            made.add(turn)
+        elif done.event in WORK and turn not in made:
+            rule = "I74" if done.event is Event.TURN else "I10"
+            yield rule, f"epoch {done.epoch}: {done.event} {done.turn} of {done.rollout}, and nobody had generated it"
+
+
 def attempts(truth: Truth) -> Found:
     """Within one start nothing is done for an attempt once a later one has done something. Covers: I3, I6, I11."""
     newest: dict[tuple[int, str], int] = {}
@@ -114,7 +129,7 @@ def checkpoints(site: Site) -> Found:
 
     That no rollout is completed and resumable (I65) is a part of being whole: the reader refuses one that is.
 
-    Covers: I34, I35, I41, I42, I43, I44, I49, I65.
+    Covers: I34, I35, I41, I42, I43, I44, I49, I59, I65, I81, I82, I86, I99.
     """
     truth, store = site.truth, site.reader()
     try:
@@ -129,11 +144,19 @@ def checkpoints(site: Site) -> Found:
         except StatecoreError as error:
             yield "I44", f"{name} cannot be read: {error}"
             continue
+        yield from continued(name, checkpoint, site.network.heard)
+        yield from whole_units(name, checkpoint)
         held = held_by(checkpoint)
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
+        finished = {
+            (done.rollout, done.attempt)
+            for done in truth.done[: truth.moved.get(name)]
+            if done.event is Event.RESULT and done.epoch == checkpoint_id.epoch
+        }
         for row in fresh:
             excused = any(each in row.reason for each in MAY_START_OVER)
+            excused = excused and (FINISHED not in row.reason or (row.rollout_id, row.attempt) in finished)
             if not excused and row.episode.key not in site.network.disturbed:
                 yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
         for done in truth.done[: truth.still.get(name, 0)]:
@@ -173,6 +196,15 @@ def few_files(truth: Truth) -> Found:
             yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
 
 
+def weights(lives: list[Life]) -> Found:
+    """A policy version names one set of weights, over all lives of the trainer. Covers: I89."""
+    known: dict[tuple[int, int], tuple[str, ...]] = {}
+    for life in lives:
+        for version, trained_on in sorted(life.trainer.weights):
+            if known.setdefault(version, trained_on) != trained_on:
+                yield "I89", f"{life.process.name} has other weights of version {version} than there were"
+
+
 def coordinators(truth: Truth, lives: list[Life]) -> Found:
     """The last life finishes the job; whoever was overtaken by it does not end as if it had finished. Covers: I98."""
     if lives[-1].end is not End.FINISHED:
@@ -206,6 +238,7 @@ def servers(site: Site) -> Found:
 OF_TRUTH: Final[tuple[Callable[[Truth], Found], ...]] = (
     held_turns,
     done_once,
+    generated,
     attempts,
     epochs,
     stood_still,
@@ -221,6 +254,7 @@ def examine(site: Site, lives: list[Life]) -> Found:
     for check in OF_TRUTH:
         yield from check(site.truth)
     yield from checkpoints(site)
+    yield from weights(lives)
     yield from coordinators(site.truth, lives)
     yield from journals(site)
     yield from servers(site)
