@@ -17,12 +17,15 @@ from ..demo.trainer import STATE_FILE
 from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
 from ..files.snapshots import GYM
 from ..journals.replaying import replayed
-from ..records.records import Disposition
+from ..machines.control import Phase
+from ..records.records import Disposition, RegistryRow
 from .fleet import Site
 from .life import End, Life
 from .plan import expected
 from .truth import Truth
 
+NOT_FRESH: Final = " restore requires a "
+NOT_IN_TIME: Final = "finished, but its result did not arrive in time"
 MAY_START_OVER: Final = (
     "left out:",
     "its result did not arrive in time",
@@ -59,6 +62,8 @@ def held_turns(truth: Truth) -> Found:
     for start in truth.starts:
         failed = truth.not_restored.get(start.epoch)
         if failed is not None:
+            if NOT_FRESH in failed:
+                yield "I53", f"epoch {start.epoch}: somebody was there before its restore: {failed}"
             if start.calm:
                 yield "I57", f"epoch {start.epoch} could not be restored, and there is no fault: {failed}"
             continue
@@ -133,6 +138,8 @@ def checkpoints(site: Site) -> Found:
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
         for row in fresh:
+            if row.reason == NOT_IN_TIME and not _may_have_finished(site, row, truth.moved.get(name, 0)):
+                yield "I34", f"{name}: {row.rollout_id} is taken for finished, and has no result: no record owns it"
             excused = any(each in row.reason for each in MAY_START_OVER)
             if not excused and row.episode.key not in site.network.disturbed:
                 yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
@@ -173,6 +180,14 @@ def few_files(truth: Truth) -> Found:
             yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
 
 
+def _may_have_finished(site: Site, row: RegistryRow, moved: int) -> bool:
+    """Whether its result was there by then, or it may have ended without one."""
+    results = (done for done in site.truth.done[:moved] if done.event is Event.RESULT)
+    return row.episode.key in site.network.disturbed or any(
+        (done.rollout, done.attempt) == (row.rollout_id, row.attempt) for done in results
+    )
+
+
 def coordinators(truth: Truth, lives: list[Life]) -> Found:
     """The last life finishes the job; whoever was overtaken by it does not end as if it had finished. Covers: I98."""
     if lives[-1].end is not End.FINISHED:
@@ -194,6 +209,23 @@ def journals(site: Site) -> Found:
         if finding.rule == "I96" and finding.place.file.removesuffix(".jsonl") in site.brought_back:
             continue
         yield finding.rule, f"in the journal {finding.place}: {finding.problem}"
+
+
+def of_their_start(site: Site) -> Found:
+    """No server changes its phase for another start's checkpoint; one that somebody brought back, empty, stays shut.
+
+    Covers: S59, S66.
+    """
+    for process, lines in site.simulation.history.journals.items():
+        for line in map(parse, (each for each in lines if b'"machine":"participant"' in each)):
+            if line["state"] == line["next"]:
+                continue
+            named, epoch = line["ids"]["checkpoint_id"], line["ids"]["epoch"]
+            told = f"{process}, of epoch {epoch}, is {line['next']} for {named}"
+            if named is not None and int(named.split("-")[1]) != epoch:
+                yield "S59", told
+            if process in site.brought_back and line["state"] == Phase.BORN.value:
+                yield "S66", f"{told}, and was brought back with nothing in it"
 
 
 def servers(site: Site) -> Found:
@@ -223,4 +255,5 @@ def examine(site: Site, lives: list[Life]) -> Found:
     yield from checkpoints(site)
     yield from coordinators(site.truth, lives)
     yield from journals(site)
+    yield from of_their_start(site)
     yield from servers(site)
