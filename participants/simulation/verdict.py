@@ -138,7 +138,7 @@ def checkpoints(site: Site) -> Found:
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
         for row in fresh:
-            if row.reason == NOT_IN_TIME and not _may_have_finished(site, row, truth.moved.get(name, 0)):
+            if row.reason == NOT_IN_TIME and not _may_have_finished(site, row, truth.moved.get(name)):
                 yield "I34", f"{name}: {row.rollout_id} is taken for finished, and has no result: no record owns it"
             excused = any(each in row.reason for each in MAY_START_OVER)
             if not excused and row.episode.key not in site.network.disturbed:
@@ -180,7 +180,7 @@ def few_files(truth: Truth) -> Found:
             yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
 
 
-def _may_have_finished(site: Site, row: RegistryRow, moved: int) -> bool:
+def _may_have_finished(site: Site, row: RegistryRow, moved: int | None) -> bool:
     """Whether its result was there by then, or it may have ended without one."""
     results = (done for done in site.truth.done[:moved] if done.event is Event.RESULT)
     return row.episode.key in site.network.disturbed or any(
