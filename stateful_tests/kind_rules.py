@@ -211,6 +211,7 @@ class KindRules(AsyncRuleBasedStateMachine):
         Another commit under its id must be refused (S26), and who only looks whether it is there is answered (S20).
         """
         checkpoint_id = self._id("new")
+        await self._call("prepare", checkpoint_id, -1.0, {})  # answered at once: what moves is named (S10)
         await self._call("prepare", checkpoint_id, 10.0, {})
         scope = [{"rollout_id": each} for each in sorted(self.runs) if each not in self.results]
         body = {"checkpoint_dir": str(ROOT / checkpoint_id / self.name), "episode_ids": scope}
