@@ -434,6 +434,7 @@ class KindRules(AsyncRuleBasedStateMachine):
         await trio.sleep(100.0)
         await self.promises_are_kept()
         assert self.server.admission.is_open, f"I20 I21: {self.name} is closed"
+        await self._restore_at_work()
         for rollout in self.runs:
             self.model.allow(rollout, TURNS)
         await trio.sleep(300.0)

@@ -231,7 +231,7 @@ WHO: Final = "nobody asks which process a control call is for"
 FAULTS: Final = (
     Fault("S1", "a judge has the policy's role", serves("judge", inherited_role), Weapon.SIMULATION, ["I73"], 1),
     Fault("S7", "what is over is opened again", reopened, Weapon.RESOURCES, ["I14"], 30),
-    Fault("S10", "a report names nobody", nobody_named, Weapon.RESOURCES, ["S10"], 9),
+    Fault("S10", "a report names nobody", nobody_named, Weapon.RESOURCES, ["S10"], 4),
     Fault("S11", "a codec that forgets is taken at its word", believed, Weapon.SIMULATION, ["I57"], 9),
     Fault("S13", "who was continued is left out of every commit", excluded, Weapon.SIMULATION, ["I34"], 5),
     Fault(
@@ -280,8 +280,8 @@ FAULTS: Final = (
     Fault("S25", "no lease ever ends", never_ends, Weapon.JOB, ["I20", "I21"], 5),
     Fault("S26", "a commit that was made answers any commit", any_commit, Weapon.RESOURCES, ["S26"], 1),
     Fault("S28", "without a token checkpointing is off", silently_off, Weapon.SIMULATION, ["S28"], 11),
-    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.RESOURCES, ["I53"], 9),
-    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.AGENT, ["I53"], 10),
+    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.RESOURCES, ["I53"], 1),
+    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.AGENT, ["I53"], 1),
     Fault(
         "S30",
         "clocks may differ by as much as they like",
@@ -292,7 +292,7 @@ FAULTS: Final = (
     ),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.SIMULATION, ["I10", "I57"], 29),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.JOB, ["I36", "I97"], 9),
-    Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20", "I35", "I57"], 18),
+    Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20", "I35", "I57"], 17),
     Fault("S59", f"{WHO}, or of which epoch", for_anybody, Weapon.SIMULATION, ["S59"], 17),
     Fault(
         "S59",
