@@ -206,22 +206,45 @@ class KindRules(AsyncRuleBasedStateMachine):
     @precondition(lambda self: bool(self.runs) and self.seen.holding is None)
     @rule()
     async def checkpoint(self) -> None:
-        """Most of one, as a coordinator takes it: prepare, and commit of whoever has no result."""
+        """Most of one, as a coordinator takes it: prepare, and commit of whoever has no result.
+
+        Another commit under its id must be refused (S26), and who only looks whether it is there is answered (S20).
+        """
         checkpoint_id = self._id("new")
+        await self._call("prepare", checkpoint_id, -1.0, {})  # answered at once: what moves is named (S10)
         await self._call("prepare", checkpoint_id, 10.0, {})
         scope = [{"rollout_id": each} for each in sorted(self.runs) if each not in self.results]
         body = {"checkpoint_dir": str(ROOT / checkpoint_id / self.name), "episode_ids": scope}
         await self._call("commit", checkpoint_id, 10.0, body)
+        elsewhere = str(ROOT / checkpoint_id / "elsewhere")
+        await self._call("commit", checkpoint_id, 10.0, body | {"checkpoint_dir": elsewhere})
+        probe = await self.fleet.client.get(self.fleet.network.url(self.name) + "/livez")
+        assert probe.status_code in (200, 404), f"S20: a probe of {self.name} got {probe.status_code} {probe.text}"
+
+    def _source(self, which: str) -> str:
+        """A checkpoint that was committed here, if there is one and no new one is wanted."""
+        committed = sorted(checkpoint_id for verb, checkpoint_id, _ in self.seen.answers if verb == "commit")
+        return committed[-1] if committed and which != "new" else self._id(which)
 
     @rule(verb=st.sampled_from(["resume", "renew"]), which=which_id, within_s=times)
     async def end_or_renew(self, verb: str, which: str, within_s: float) -> None:
         await self._call(verb, self._id(which), within_s, {})
+        if verb == "resume" and self.participant.phase is Phase.IDLE:
+            await self._restore_at_work()
+
+    async def _restore_at_work(self) -> None:
+        """A restore that reaches a server with sessions, of what was committed here, is refused (S29)."""
+        source = self._source("over")
+        if self._positions() and any(key[:2] == ("commit", source) for key in self.seen.answers):
+            body = {"checkpoint_dir": str(ROOT / source / self.name), "episode_ids": [{"rollout_id": "r0"}]}
+            reply = await self._call("restore", f"rs-000001-{self.numbered:06d}", 10.0, body)
+            assert reply is None or reply.status_code != 200, f"I53: restored while it has sessions: {reply.text}"
 
     @rule(which=which_id, source=which_id)
     async def restore(self, which: str, source: str) -> None:
         """Into a server that has a session or an episode, or nothing to read: refused, and it goes on as before."""
         checkpoint_id = self._id(which)
-        body = {"checkpoint_dir": str(ROOT / self._id(source) / self.name), "episode_ids": [{"rollout_id": "r0"}]}
+        body = {"checkpoint_dir": str(ROOT / self._source(source) / self.name), "episode_ids": [{"rollout_id": "r0"}]}
         has, began = self._positions(), trio.current_time()
         idle = self.participant.control.checkpoint_id is None
         reply = await self._call("restore", checkpoint_id, 10.0, body)
@@ -325,6 +348,10 @@ class KindRules(AsyncRuleBasedStateMachine):
         self._count(f"{verb}: {answer.get('phase')}")
         if was_over and verb in ("prepare", "commit", "renew") and answer.get("phase") != "idle":
             self.problems.append(f"I14: {verb} of {checkpoint_id}, which is over, was answered {answer}")
+        if verb == "prepare" and answer.get("phase") == "preparing":
+            named = answer["report"]["blocker_details"]
+            if not named or not all(each["reason"] for each in named):
+                self.problems.append(f"S10: {checkpoint_id} is not prepared, and it is not said why: {answer}")
         if answer.get("phase") in ("prepared", "committed") and verb in ("prepare", "commit"):
             first = self.seen.answers.setdefault((verb, checkpoint_id, encode(body).decode()), answer)
             if answer != first and answer["phase"] == first["phase"]:
@@ -407,6 +434,7 @@ class KindRules(AsyncRuleBasedStateMachine):
         await trio.sleep(100.0)
         await self.promises_are_kept()
         assert self.server.admission.is_open, f"I20 I21: {self.name} is closed"
+        await self._restore_at_work()
         for rollout in self.runs:
             self.model.allow(rollout, TURNS)
         await trio.sleep(300.0)

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from participants.net.http import ASGIApp, Message, Receive, Scope, Send
+from participants.serving.exchange import Exchange
 from participants.serving.testing import Call, Fault, InMemoryLauncher, InMemoryNetwork, StartupFailed, once
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -519,6 +520,25 @@ async def test_faults_are_seen_by_the_right_side(autojump_clock: trio.testing.Mo
         before = trio.current_time()
         assert await ask(Fault(connect_s=1, request_s=2, reply_s=3)) == "answered"
         assert trio.current_time() - before == pytest.approx(6)
+
+
+@pytest.mark.trio
+async def test_what_was_sent_can_come_again(autojump_clock: trio.testing.MockClock) -> None:
+    """Whoever is told of each sending can have it come once more, to whoever has the name by then, or to nobody."""
+    old, new = App(), App()
+    sent: list[tuple[Call, Exchange]] = []
+    async with InMemoryNetwork() as network, network.client() as client:
+        network.sent = lambda call, exchange: sent.append((call, exchange))
+        url = await network.start("tools", old)
+        assert (await client.get(url + "/once")).status_code == 200
+        for after_s in (5, 15):
+            network.send_again(*sent[0], after_s)
+        network.kill("tools")
+        await trio.sleep(10)
+        await network.start("tools", new)
+        await trio.sleep(10)
+    assert old.log.count("GET /once") == new.log.count("GET /once") == 1
+    assert len(sent) == 1
 
 
 @pytest.mark.trio

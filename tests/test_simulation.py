@@ -55,7 +55,8 @@ def test_simulated_jobs_are_as_they_must_be(outcomes: dict[int, Outcome]) -> Non
     for seed, outcome in outcomes.items():
         assert outcome.problems == (), seed
         assert outcome.counts["crashes"] > 0, seed
-    for what in ("checkpoints published", "checkpoints aborted", "power lost", "messages lost", "messages doubled"):
+    troubles = "power lost", "messages lost", "messages doubled", "messages left over"
+    for what in ("checkpoints published", "checkpoints aborted", *troubles):
         assert sum(outcome.counts.get(what, 0) for outcome in outcomes.values()) > 0, what
 
 

@@ -8,7 +8,7 @@ for; a rollout with a receipt is never continued (I65); a peer's blockers are sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, Final
 
 from attrs import define, field
 
@@ -21,6 +21,7 @@ from .outcomes import Blocker
 from .recovery import Settled, settle, settle_units
 from .units import Sharing
 
+NOT_SAID: Final = "it does not say why"
 NOT_CUT = Agreed(False, "it was not in the scope of this checkpoint")
 
 
@@ -120,7 +121,7 @@ def read_blockers(server: str, report: Mapping[str, Any]) -> tuple[Blocker, ...]
     total = report.get("blocker_count")
     if found and type(total) is int and total > len(found):
         found.append(Blocker(server=server, reason="it does not name them", unnamed=total - len(found)))
-    return tuple(found) or (Blocker(server=server, reason="it does not say why"),)
+    return tuple(found) or (Blocker(server=server, reason=NOT_SAID),)
 
 
 def _blocker(server: str, detail: Mapping[str, Any]) -> Blocker:

@@ -105,6 +105,7 @@ class InMemoryNetwork:
         self._servers: dict[str, MemoryServer] = {}
         self._nursery: trio.Nursery | None = None
         self._numbers = count(1)
+        self.sent: Callable[[Call, Exchange], None] = lambda call, exchange: None
         self._under_way: dict[int, tuple[Call, Exchange]] = {}
 
     async def __aenter__(self) -> InMemoryNetwork:
@@ -192,6 +193,11 @@ class InMemoryNetwork:
             if between(call.source, call.server):
                 exchange.break_off("the connection was cut")
 
+    def send_again(self, call: Call, exchange: Exchange, after_s: float) -> None:
+        """Whoever has that server's name by then gets this request once more, and nobody hears the answer."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._deliver_after, after_s, call, exchange.repeated())
+
     # what the transport asks for
 
     def _call(self, source: str, request: httpx.Request) -> tuple[Call, Fault]:
@@ -217,6 +223,7 @@ class InMemoryNetwork:
     def _send(self, call: Call, exchange: Exchange, fault: Fault) -> None:
         """The request is on its way, once or more often."""
         assert self._nursery is not None
+        self.sent(call, exchange)
         if fault.repeat_s is not None:
             again = exchange.repeated()
             self._nursery.start_soon(self._deliver_after, fault.request_s + fault.repeat_s, call, again)

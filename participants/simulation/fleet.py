@@ -1,12 +1,15 @@
 """The servers of one start, as processes of a simulation; and the launcher that a coordinator has.
 
-Each start has addresses of its own, so servers of an older start live on beside it if nobody ends them. If a launcher's
-coordinator dies in the middle of a start, what it has started stays, as processes do.
+Servers of an older start live on beside a newer one if nobody ends them. In some jobs each start has addresses of its
+own, in others it has those of an older start all of whose servers are gone: what was sent to them, and comes late,
+reaches their successors. If a launcher's coordinator dies in the middle of a start, what it has started stays, as
+processes do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +35,7 @@ from ..settings import Seams, Settings
 from ..telemetry import NoTelemetry
 from .game import game_app
 from .network import SimulatedNetwork
-from .plan import MAX_DRIFT, MAX_SKEW_S, Supervision
+from .plan import MAX_DRIFT, MAX_SKEW_S, MISTAKES, Mistake, Supervision
 from .truth import Begun, Truth
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "token-of-this-job"
 ROOT: Final = Path("/job")
+JUDGE: Final = "judge"
+HOUR_S: Final = 3600.0
 GRACE_S: Final = 3.0
 DEADLINE_S: Final = 12.0
 """Of every checkpoint and every restore."""
@@ -84,14 +89,32 @@ class Site:
     fleets: list[Fleet] = field(factory=list)
     brought_back: set[str] = field(factory=set)
     dice: Dice = field(init=False)
+    addresses_again: bool = field(init=False)
+    mistake: Mistake | None = field(init=False)
+    mistaken: str = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.dice = self.simulation.dice.of("site")
+        mistakes = self.simulation.dice.of("mistakes")
+        self.mistake = mistakes.pick(MISTAKES)
+        self.mistaken = mistakes.pick([name for name in self.makers if name != JUDGE])
+        self.addresses_again = self.simulation.dice.of("addresses").chance(0.5)
 
-    def process(self, name: str) -> Process:
-        """A process on a machine whose clock is a little off."""
+    def place(self) -> int:
+        """Which addresses the next start has, counted from 1."""
+        if not self.addresses_again:
+            return len(self.fleets) + 1
+        taken = {each.place for each in self.fleets if not each.over or each.alive}
+        return next(number for number in count(1) if number not in taken)
+
+    def mistakes(self, name: str, number: int) -> Mistake | None:
+        """What is wrong with that server of the `number`th start."""
+        return self.mistake if number == 1 and name == self.mistaken else None
+
+    def process(self, name: str, *, off_s: float = 0.0) -> Process:
+        """A process on a machine whose clock is a little off, or also by `off_s`."""
         dice = self.simulation.dice.of(f"clock of {name}")
-        offset_s, drift = dice.between(-MAX_SKEW_S, MAX_SKEW_S), dice.between(-MAX_DRIFT, MAX_DRIFT)
+        offset_s, drift = off_s + dice.between(-MAX_SKEW_S, MAX_SKEW_S), dice.between(-MAX_DRIFT, MAX_DRIFT)
         self.simulation.history.tell(name, "begins", offset_s=round(offset_s, 6), drift=round(drift, 9))
         return self.simulation.process(name, offset_s=offset_s, drift=drift)
 
@@ -145,10 +168,11 @@ class Member:
 
 @define(eq=False)
 class Fleet:
-    """The servers of one start."""
+    """The servers of one start, the `number`th of the job, at addresses number `place`."""
 
     site: Site
     number: int
+    place: int
     epoch: int
     urls: Mapping[str, str]
     members: dict[str, Member] = field(factory=dict)
@@ -156,15 +180,17 @@ class Fleet:
     over: bool = False
 
     def address(self, name: str) -> str:
-        return f"{name}-{self.number}"
+        return f"{name}-{self.place}"
 
     async def start(self, name: str, suffix: str = "") -> None:
         """The server is up. Raises StartupFailed."""
         site, address = self.site, self.address(name)
-        process = site.process(address + suffix)
+        mistake = site.mistakes(name, self.number)
+        off_s = HOUR_S if mistake is Mistake.CLOCK else 0.0
+        process = site.process(f"{name}-{self.number}{suffix}", off_s=off_s)
         settings = Settings(
             enabled=True,
-            control_auth_token=TOKEN,
+            control_auth_token=None if mistake is Mistake.NO_TOKEN else TOKEN,
             lease_grace_seconds=GRACE_S,
             root=ROOT,
             epoch=self.epoch,
@@ -176,7 +202,7 @@ class Fleet:
             settings=settings,
             seams=site.seams(process),
             journals=ROOT,
-            transport=site.network.transport(process),
+            transport=site.network.transport(process, address + suffix),
             truth=site.truth,
             process=process,
         )
@@ -189,6 +215,8 @@ class Fleet:
         self.site.simulation.history.tell(member.process.name, "dies")
         if member.address in self.site.network.inner.up:
             self.site.network.inner.kill(member.address)
+        if self.site.addresses_again:
+            self.site.network.left_over(member.address)
         if self.members.get(member.name) is member and not self.over:
             self.exited[member.name] = -9
             if self.site.supervision is Supervision.BROUGHT_BACK:
@@ -201,7 +229,7 @@ class Fleet:
             return
         self.site.simulation.count("brought back")
         suffix = f".{self.site.simulation.counts['brought back']}"
-        self.site.brought_back.add(member.address + suffix)
+        self.site.brought_back.add(f"{member.name}-{self.number}{suffix}")
         try:
             await self.start(member.name, suffix)
         except (StartupFailed, ProcessEnded):  # struck again meanwhile: then it is not there
@@ -243,9 +271,9 @@ class SilentLauncher:
     async def start(self, epoch: int) -> Mapping[str, str]:
         site = self.site
         await self._note(epoch)
-        number = len(site.fleets) + 1
-        urls = {name: site.network.inner.url(f"{name}-{number}") for name in site.makers}
-        self.fleet = fleet = Fleet(site, number, epoch, urls)
+        number, place = len(site.fleets) + 1, site.place()
+        urls = {name: site.network.inner.url(f"{name}-{place}") for name in site.makers}
+        self.fleet = fleet = Fleet(site, number, place, epoch, urls)
         site.fleets.append(fleet)
         try:
             for name in site.makers:

@@ -16,6 +16,7 @@ from statecore.simulate import Process
 from statecore.wire import parse
 
 from ..coordination.coordinator import Aborted, Coordinator, CoordinatorSettings, Overtaken, Published
+from ..coordination.cut import NOT_SAID
 from ..coordination.recovery import CheckpointRejected
 from ..coordination.trainer import Result
 from ..demo.moments import Heard, Moment, Moments
@@ -24,7 +25,7 @@ from ..demo.trainer import DemoTrainer
 from ..machines.transaction import TransactionState
 from ..records.records import Disposition
 from .fleet import DEADLINE_S, ROOT, TOKEN, SilentLauncher, Site, TellingLauncher
-from .plan import Adversity, Supervision
+from .plan import Adversity, Mistake, Supervision
 
 if TYPE_CHECKING:
     from .truth import Truth
@@ -157,6 +158,7 @@ class Life:
             recovered = await job.recover()
             if recovered.restore_failed:
                 self.truth.not_restored[recovered.epoch] = recovered.restore_failed
+            self._look_at_the_set_up()
             self.trainer.life = recovered.epoch
             self.site.simulation.history.tell(self.process.name, "has recovered", story=recovered.story())
             async with trio.open_nursery() as nursery:
@@ -171,6 +173,15 @@ class Life:
                 self._violated("I20", f"{self.process.name} loses {lost}, and there is no fault")
                 return End.STUCK
             return await self._last_checkpoints(job)
+
+    def _look_at_the_set_up(self) -> None:
+        """No job begins with a server that cannot be controlled, or whose clock is far off (S28, S30)."""
+        fleet = self.launcher.fleet
+        assert fleet is not None
+        mistake = self.site.mistakes(self.site.mistaken, fleet.number)
+        if mistake is not None:
+            rule = {Mistake.NO_TOKEN: "S28", Mistake.CLOCK: "S30"}[mistake]
+            self._violated(rule, f"{self.process.name} works with {self.site.mistaken}: {mistake.value}")
 
     def _coordinator(self) -> Coordinator:
         moments = Moments(lambda moment, _: self.reached(moment))
@@ -240,6 +251,8 @@ class Life:
         simulation.history.tell(self.process.name, "checkpoint", story=outcome.story())
         if isinstance(outcome, Aborted) and outcome.broken:
             simulation.violated("I35", outcome.story())
+        if isinstance(outcome, Aborted) and any(each.reason in ("", NOT_SAID) for each in outcome.blockers):
+            simulation.violated("S10", outcome.story())
 
     async def _last_checkpoints(self, job: Coordinator) -> End:
         """No fault comes any more: all servers are there and open, and checkpoints in a row have saved it all.

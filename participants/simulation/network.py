@@ -1,11 +1,13 @@
 """The network of a simulation: every message takes its time, and some are lost, late, doubled or cut off.
 
 It is the in-memory network of the tests with dice: each sending has a delay of its own, so that no two messages arrive
-at one moment and their order is the seed's. Pairs of processes, or one process and all others, can be cut off.
+at one moment and their order is the seed's. Pairs of processes, or one process and all others, can be cut off. What was
+sent to a process that is gone may come to its successor.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -16,12 +18,15 @@ from attrs import frozen
 from statecore.simulate import Dice, Process, Simulation
 
 from ..identity import MODEL_CALL_HEADER, RUN_PREFIX
+from ..serving.exchange import Exchange
 from ..serving.testing import Call, Fault, InMemoryNetwork
 
 USUAL_S: Final = (0.0005, 0.02)
 SLOW_S: Final = (0.3, 9.0)
 BREAKS_S: Final = (0.1, 5.0)
 AGAIN_S: Final = (0.001, 6.0)
+LATE_S: Final = (0.1, 7.0)
+LAST: Final = 8
 EVERYBODY: Final = "*"
 
 
@@ -50,6 +55,7 @@ class SimulatedNetwork:
     def __init__(self, simulation: Simulation, weather: Weather) -> None:
         self.inner = InMemoryNetwork(self._fate)
         self.inner.watch = self._saw
+        self.inner.sent = self._remember
         self.weather = weather
         self.calm = False
         self.disturbed: set[str] = set()
@@ -58,10 +64,12 @@ class SimulatedNetwork:
         self._simulation = simulation
         self._dice = simulation.dice.of("network")
         self._cuts: dict[tuple[str, str], float] = {}
+        self._last: defaultdict[str, deque[tuple[Call, Exchange]]] = defaultdict(lambda: deque(maxlen=LAST))
+        self._late = simulation.dice.of("late messages")
 
-    def transport(self, process: Process) -> httpx.AsyncBaseTransport:
-        """What this process sends with; nothing leaves it any more when it has ended."""
-        return _OwnTransport(process, self.inner.transport(process.name), self.heard)
+    def transport(self, process: Process, address: str = "") -> httpx.AsyncBaseTransport:
+        """What this process sends with, from that address or its name; nothing leaves it any more when it has ended."""
+        return _OwnTransport(process, self.inner.transport(address or process.name), self.heard)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
         """Nothing that is sent between them arrives for so long; `EVERYBODY` is all but the first."""
@@ -75,6 +83,17 @@ class SimulatedNetwork:
         self.calm = True
         self._cuts.clear()
         self._simulation.history.tell("network", "calm")
+
+    def left_over(self, address: str) -> None:
+        """The server there is gone. Some of what was sent to it last still comes, and whoever is there then has it."""
+        for call, exchange in self._last.pop(address, ()):
+            if self._late.chance(0.75):
+                self._simulation.count("messages left over")
+                self.inner.send_again(call, exchange, self._simulation.due_in(self._late.between(*LATE_S)))
+
+    def _remember(self, call: Call, exchange: Exchange) -> None:
+        if call.request.method == "POST":
+            self._last[call.server].append((call, exchange))
 
     def _is_cut(self, source: str, server: str) -> bool:
         now = trio.current_time()

@@ -31,9 +31,11 @@ LIVES: Final = 40
 CALM_AT_S: Final = 400.0
 """Blows that have found no occasion by then are not dealt any more."""
 LAST_S: Final = (0.0, 20.0)
+ENDS_S: Final = 2000.0
 ORPHANED_S: Final = DEADLINE_S + GRACE_S + 4 * MAX_SKEW_S + 2.0
 ZOMBIES_S: Final = 400.0
 FAULTS: Final = ("EIO", "ENOSPC")
+PREPARE: Final = "/checkpoint/prepare"
 AFTER_PUBLICATION: Final = (ACKNOWLEDGE, "/checkpoint/resume", "/checkpoint/retire", "/checkpoint/forget")
 
 
@@ -51,6 +53,7 @@ class Operator:
     _kept: dict[str, Result] = field(factory=dict)
     _nursery: trio.Nursery = field(init=False)
     _dealt: trio.Event = field(factory=trio.Event)
+    _calm_now: trio.Event = field(factory=trio.Event)
     _orphans: trio.Nursery = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -75,6 +78,7 @@ class Operator:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._calm_in_the_end)
+            nursery.start_soon(self._ends_in_calm)
             async with trio.open_nursery() as self._orphans:  # waited for: nothing is over while somebody is watched
                 await self._live()
                 await self._zombies_end()
@@ -122,9 +126,17 @@ class Operator:
             await trio.sleep(self._dice.between(*LAST_S))
         self._be_calm()
 
+    async def _ends_in_calm(self) -> None:
+        """Without faults the job ends; one that does not is stopped."""
+        await self._calm_now.wait()
+        await trio.sleep(self.site.simulation.due_in(ENDS_S))
+        self.site.simulation.violated("I20", f"{ENDS_S:g} s without faults, and the job has not come to its end")
+        self._nursery.cancel_scope.cancel()
+
     def _be_calm(self) -> None:
         if not self.calm and self.site.simulation.counts["crashes"]:
             self.calm = True
+            self._calm_now.set()
             self._strikes.clear()
             self.site.network.heal()
 
@@ -141,6 +153,8 @@ class Operator:
             self._check_saved(call)
         if call.path.endswith(AFTER_PUBLICATION):
             self._check_not_overtaken(call)
+        if call.path.endswith(PREPARE) and call.server.startswith("judge-"):
+            self.site.simulation.violated("I73", f"{call.source} closes {call.server}, which is no participant")
         self._happened(Trigger.MESSAGES, None)
 
     def _check_not_overtaken(self, call: Call) -> None:

@@ -79,6 +79,19 @@ class Supervision(StrEnum):
     BROUGHT_BACK = "brought back"
 
 
+class Mistake(StrEnum):
+    """What is wrong with one participant of the first start; it is set right when that start has failed.
+
+    NO_TOKEN: its configuration has none. CLOCK: its clock is an hour off.
+    """
+
+    NO_TOKEN = "no token"
+    CLOCK = "clock"
+
+
+MISTAKES: Final = (None,) * 8 + tuple(Mistake)
+
+
 @frozen(kw_only=True)
 class Adversity:
     """All that is done to one job."""

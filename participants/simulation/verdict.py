@@ -17,6 +17,7 @@ from ..demo.trainer import STATE_FILE
 from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
 from ..files.snapshots import GYM
 from ..journals.replaying import replayed
+from ..machines.control import Phase
 from ..records.records import Disposition
 from .continuations import continued, whole_units
 from .fleet import Site
@@ -24,6 +25,7 @@ from .life import End, Life
 from .plan import expected
 from .truth import Truth
 
+NOT_FRESH: Final = " restore requires a "
 FINISHED: Final = "its result did not arrive in time"
 MAY_START_OVER: Final = (
     "left out:",
@@ -62,6 +64,8 @@ def held_turns(truth: Truth) -> Found:
     for start in truth.starts:
         failed = truth.not_restored.get(start.epoch)
         if failed is not None:
+            if NOT_FRESH in failed:
+                yield "I53", f"epoch {start.epoch}: somebody was there before its restore: {failed}"
             if start.calm:
                 yield "I57", f"epoch {start.epoch} could not be restored, and there is no fault: {failed}"
             continue
@@ -228,6 +232,23 @@ def journals(site: Site) -> Found:
         yield finding.rule, f"in the journal {finding.place}: {finding.problem}"
 
 
+def of_their_start(site: Site) -> Found:
+    """No server changes its phase for another start's checkpoint; one that somebody brought back, empty, stays shut.
+
+    Covers: S59, S66.
+    """
+    for process, lines in site.simulation.history.journals.items():
+        for line in map(parse, (each for each in lines if b'"machine":"participant"' in each)):
+            if line["state"] == line["next"]:
+                continue
+            named, epoch = line["ids"]["checkpoint_id"], line["ids"]["epoch"]
+            told = f"{process}, of epoch {epoch}, is {line['next']} for {named}"
+            if named is not None and int(named.split("-")[1]) != epoch:
+                yield "S59", told
+            if process in site.brought_back and line["state"] == Phase.BORN.value:
+                yield "S66", f"{told}, and was brought back with nothing in it"
+
+
 def servers(site: Site) -> Found:
     """No server lets an exception out."""
     for each in site.network.inner.errors:
@@ -257,4 +278,5 @@ def examine(site: Site, lives: list[Life]) -> Found:
     yield from weights(lives)
     yield from coordinators(site.truth, lives)
     yield from journals(site)
+    yield from of_their_start(site)
     yield from servers(site)
