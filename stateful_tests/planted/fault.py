@@ -59,6 +59,10 @@ MACHINES: Final[Mapping[Weapon, type[AsyncRuleBasedStateMachine]]] = {
 }
 
 
+class _Enough(Exception):
+    """So many examples were begun, and nothing is found in them."""
+
+
 @frozen
 class Fault:
     """One scenario in the code: `plant` puts it there.
@@ -83,8 +87,8 @@ class Fault:
         """Which of the words are in what is found where it was found the first time; empty: nothing is found."""
         if self.weapon.simulates:
             return self._of_seed(self.after - 1)
-        found = self._of_examples(MOST[False])  # asked for fewer, Hypothesis draws others from the first one on
-        return frozenset() if found is None or found[0] > self.after else found[1]
+        found = self._of_examples(self.after)
+        return frozenset() if found is None else found[1]
 
     def look(self, most: int | None = None) -> tuple[int, frozenset[str]] | None:
         """After how many it is found, and which words say so; None if it is not found in `most`."""
@@ -102,20 +106,25 @@ class Fault:
             return frozenset(self.broken) & {problem.rule for problem in run(job, seed).problems}
 
     def _of_examples(self, most: int) -> tuple[int, frozenset[str]] | None:
+        """The first `most` of always as many: asked for fewer, Hypothesis draws others from the first one on."""
         begun = []
 
         class Counted(self.weapon.machine):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
                 super().__init__()
                 begun.append(self)
+                if len(begun) > most + 1:  # a failure is begun once more
+                    raise _Enough
 
-        settings = how(most, phases=[Phase.generate])
+        settings = how(MOST[False], phases=[Phase.generate])
         with pytest.MonkeyPatch.context() as patch:
             _draws_by_the_seed_alone(patch)
             self.plant(patch)
             try:
                 run_state_machine_as_test(seeded(0)(Counted), settings=settings)
             except Exception as error:
+                if len(begun) > most + 1:
+                    return None
                 words = frozenset(each for each in self.broken if re.search(rf"\b{each}\b", str(error)))
                 if not words:
                     raise
