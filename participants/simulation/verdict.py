@@ -195,7 +195,7 @@ def few_files(truth: Truth) -> Found:
     for name, files in truth.contents.items():
         held = {DIGEST.sub("", path.partition(f"/{name}/")[2]) for path in files}
         servers = {path.rpartition("/")[0] for path in held if path.startswith(f"{GYM}/") and path != GYM_MANIFEST}
-        others = [path for path in held if not path.startswith(f"{FRAMEWORK}/") and "/." not in path]
+        others = [path for path in held if not path.startswith(f"{FRAMEWORK}/") and "/." not in f"/{path}"]
         if len(others) > len(FIXED_FILES) + 2 * len(servers):
             yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
 
