@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+from attrs import evolve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from participants.servers.admission import Activity
 from participants.servers.agent import Agent
 from participants.servers.agent_session import Session
 from participants.servers.environment import Environment
-from participants.servers.lineage import Ledger, Lineage, placed
+from participants.servers.lineage import Entry, Ledger, Lineage, placed
 from participants.servers.resources import Resources
 from participants.simulation.game import Walk
 from stateful_tests.planted.calls import game_of
@@ -99,6 +100,18 @@ def parent_is_last(patch: Patch) -> None:
         return (lineage.entries[-1].row.model_call_id if lineage and lineage.entries else None), conversation
 
     patch.setattr(policy_model, "placed", last)
+
+
+def generated_twice(patch: Patch) -> None:
+    """Each model call has a second generation, which nobody is given and which is taken for the last call."""
+    add = Ledger.add
+
+    def twice(self: Ledger, episode: EpisodeId, entry: Entry) -> None:
+        add(self, episode, entry)
+        add(self, episode, evolve(entry, row=evolve(entry.row, model_call_id=f"{entry.row.model_call_id}.again")))
+
+    patch.setattr(Ledger, "add", twice)
+    parent_is_last(patch)
 
 
 # --- results and units
@@ -188,5 +201,6 @@ FAULTS: Final = (
         9,
     ),
     Fault("S68", "the parent of a model call is the last one", parent_is_last, Weapon.SIMULATION, ["I59"], 10),
+    Fault("S68", "another generation is taken for the parent", generated_twice, Weapon.SIMULATION, ["I99"], 1),
     Fault("S69", "each rollout of a unit is decided by itself", torn_units, Weapon.SIMULATION, ["I86"], 56),
 )
