@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
+from pathlib import Path
 
 import trio
 
@@ -54,3 +57,16 @@ async def interrupts(simulation: Simulation) -> None:
     """Somebody presses Ctrl-C in the third seed."""
     if simulation.seed == 2:
         raise KeyboardInterrupt
+
+
+async def holds_a_lock(simulation: Simulation) -> None:
+    """As long as its process lives, a lock on a file of its seed is held; and it is at work for a minute."""
+    _hold(Path(os.environ["LOCKS"], str(simulation.seed)))
+
+
+def _hold(path: Path) -> None:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("locked")
+        file.flush()
+        time.sleep(60)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import trio
@@ -263,6 +270,36 @@ def test_the_command_that_is_interrupted_says_what_came_until_then(capsys: pytes
     assert cli.main([*arguments, "--from", "2", "--seeds", "9", "--json"]) == 130
     summary: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert summary["interrupted"] and summary["seeds"] == 0
+
+
+def test_who_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    """The processes that play end with the one that gave them the seeds, in the middle of a seed too."""
+    text = "from statecore.simulate import series; from tests.simulated_worlds import holds_a_lock as world\n"
+    command = [sys.executable, "-c", f"{text}if __name__ == '__main__': series(world, seeds=8, jobs=2)"]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, env={**os.environ, "LOCKS": str(tmp_path)}) as giving:
+        wait_for(lambda: sum(each.read_text() == "locked" for each in tmp_path.iterdir()) == 2)
+        giving.kill()
+    for each in list(tmp_path.iterdir()):
+        with each.open() as file:
+            wait_for(partial(is_free, file))
+
+
+def wait_for(come: Callable[[], bool]) -> None:
+    """It has come about, which has to be soon: other processes do it, in real time."""
+    until = time.monotonic() + 30
+    while not come():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_free(file: TextIO) -> bool:
+    """Nobody holds the lock on it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_a_world_that_other_processes_do_not_find_is_refused() -> None:

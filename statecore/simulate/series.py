@@ -10,6 +10,7 @@ import hashlib
 import multiprocessing
 import pickle
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -138,13 +139,23 @@ def _check_found(world: World) -> None:
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    """An interrupt at the terminal reaches these processes too, and ends them without a word."""
+    """Processes that end without a word on an interrupt at the terminal, which reaches them too, and with this one."""
     return ProcessPoolExecutor(
-        processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_DFL),
+        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_the_others
     )
+
+
+def _end_with_the_others() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Whoever is killed closes no pool, and the pool's processes would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _on_cores(world: World, first: int, watch: _Watch) -> None:

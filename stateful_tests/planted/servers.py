@@ -233,7 +233,7 @@ FAULTS: Final = (
     Fault("S7", "what is over is opened again", reopened, Weapon.RESOURCES, ["I14"], 30),
     Fault("S10", "a report names nobody", nobody_named, Weapon.RESOURCES, ["S10"], 4),
     Fault("S11", "a codec that forgets is taken at its word", believed, Weapon.SIMULATION, ["I57"], 9),
-    Fault("S13", "who was continued is left out of every commit", excluded, Weapon.SIMULATION, ["I34"], 5),
+    Fault("S13", "who was continued is left out of every commit", excluded, Weapon.SIMULATION, ["I35"], 5),
     Fault(
         "S16",
         "marks of what is over are kept for ever",
