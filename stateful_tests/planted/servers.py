@@ -290,7 +290,7 @@ FAULTS: Final = (
         ["S30"],
         30,
     ),
-    Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.SIMULATION, ["I10", "I57"], 29),
+    Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.SIMULATION, ["I10"], 28),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.JOB, ["I36", "I97"], 9),
     Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20", "I35", "I57"], 17),
     Fault("S59", f"{WHO}, or of which epoch", for_anybody, Weapon.SIMULATION, ["S59"], 9),
