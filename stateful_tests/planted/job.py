@@ -266,7 +266,7 @@ FAULTS: Final = (
         5,
     ),
     Fault("S37", "rollouts without a boundary are not started over", fresh_dropped, Weapon.SIMULATION, ["I11"], 5),
-    Fault("S39", "a process is known by its name", known_by_name, Weapon.SIMULATION, ["I34"], 42),
+    Fault("S39", "a process is known by its name", known_by_name, Weapon.SIMULATION, ["order"], 27),
     Fault(
         "S40",
         "a trainer's cursor runs ahead of its dispatches",
