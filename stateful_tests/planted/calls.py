@@ -256,7 +256,7 @@ FAULTS: Final = (
         images_by_number,
         Weapon.SIMULATION,
         ["I35"],
-        4,
+        12,
     ),
     Fault(
         "S55",
