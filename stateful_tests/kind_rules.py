@@ -229,8 +229,6 @@ class KindRules(AsyncRuleBasedStateMachine):
     @rule(verb=st.sampled_from(["resume", "renew"]), which=which_id, within_s=times)
     async def end_or_renew(self, verb: str, which: str, within_s: float) -> None:
         await self._call(verb, self._id(which), within_s, {})
-        if verb == "resume" and self.participant.phase is Phase.IDLE:
-            await self._restore_at_work()
 
     async def _restore_at_work(self) -> None:
         """A restore that reaches a server with sessions, of what was committed here, is refused (S29)."""

@@ -95,7 +95,7 @@ class Site:
 
     def __attrs_post_init__(self) -> None:
         self.dice = self.simulation.dice.of("site")
-        mistakes = self.simulation.dice.of("mistakes")
+        mistakes = self.simulation.dice.of("what is wrong at first")
         self.mistake = mistakes.pick(MISTAKES)
         self.mistaken = mistakes.pick([name for name in self.makers if name != JUDGE])
         self.addresses_again = self.simulation.dice.of("addresses").chance(0.5)

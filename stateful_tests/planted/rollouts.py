@@ -190,7 +190,7 @@ FAULTS: Final = (
         replaces(Life, "_acknowledge", only_the_winner),
         Weapon.SIMULATION,
         ["I75"],
-        17,
+        18,
     ),
     Fault(
         "S65",

@@ -279,7 +279,7 @@ FAULTS: Final = (
     Fault("S25", "no lease ever ends", never_ends, Weapon.RESOURCES, ["I20", "I21"], 1),
     Fault("S25", "no lease ever ends", never_ends, Weapon.JOB, ["I20", "I21"], 5),
     Fault("S26", "a commit that was made answers any commit", any_commit, Weapon.RESOURCES, ["S26"], 1),
-    Fault("S28", "without a token checkpointing is off", silently_off, Weapon.SIMULATION, ["S28"], 11),
+    Fault("S28", "without a token checkpointing is off", silently_off, Weapon.SIMULATION, ["S28"], 8),
     Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.RESOURCES, ["I53"], 1),
     Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.AGENT, ["I53"], 1),
     Fault(
@@ -288,11 +288,11 @@ FAULTS: Final = (
         replaces(deployment, "_check_clock", lambda *_: None),
         Weapon.SIMULATION,
         ["S30"],
-        30,
+        13,
     ),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.SIMULATION, ["I10"], 28),
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.JOB, ["I36", "I97"], 9),
-    Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20", "I35", "I57"], 17),
+    Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20", "I35", "I57"], 18),
     Fault("S59", f"{WHO}, or of which epoch", for_anybody, Weapon.SIMULATION, ["S59"], 9),
     Fault(
         "S59",
