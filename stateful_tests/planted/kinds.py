@@ -34,9 +34,9 @@ def prepared_by_a_note(patch: Patch) -> None:
 ADMITS: Final = "a closed gate admits"
 
 FAULTS: Final = (
-    Fault("I24", ADMITS, admits(Arrived), Weapon.RESOURCES, ["I24", "I74"], 9),
-    Fault("I24", ADMITS, admits(Arrived), Weapon.POLICY, ["I24", "I74"], 36),
-    Fault("I24", ADMITS, admits(ArrivedImpatient), Weapon.ENVIRONMENT, ["I24", "I74"], 9),
+    Fault("I24", ADMITS, admits(Arrived), Weapon.RESOURCES, ["I24"], 9),
+    Fault("I24", ADMITS, admits(Arrived), Weapon.POLICY, ["I24"], 36),
+    Fault("I24", ADMITS, admits(ArrivedImpatient), Weapon.ENVIRONMENT, ["I24"], 9),
     Fault(
         "I24",
         "a call that a commit goes without gets its row while it is committed",

@@ -172,7 +172,7 @@ FAULTS: Final = (
         13,
     ),
     Fault("S15", FROM_THE_BEGINNING, serves("agent", forgetful_agent), Weapon.SIMULATION, ["I57"], 1),
-    Fault("S15", FROM_THE_BEGINNING, replaces(Session, "restored", lambda *_: None), Weapon.JOB, ["I36", "I57"], 5),
+    Fault("S15", FROM_THE_BEGINNING, replaces(Session, "restored", lambda *_: None), Weapon.JOB, ["I57"], 5),
     Fault("S17", "a loop that was replaced goes on", two_loops, Weapon.SIMULATION, ["I10", "I57"], 9),
     Fault("S19", "the last turn is a boundary as well", serves("agent", eager_agent), Weapon.SIMULATION, ["I57"], 9),
     Fault("S42", "a rollout without a result ends its batch", all_together, Weapon.SIMULATION, ["exception"], 9),
