@@ -15,8 +15,9 @@ INTRODUCTION: Final = """\
 Each is a [scenario](scenarios.md) put back into the running code (`stateful_tests/planted/`), or an
 [invariant](invariants.md) that nobody keeps any more. [Simulated jobs](../how-to/simulate.md) look for it
 in seeds from 0 on, the [rules](../how-to/test-running-code.md) in examples of 25 steps, of seed 0.
-`python -m stateful_tests.planted` looks for all of them anew. `make test` plays the last seed of those that
-simulation finds, and the examples of those that take three at most; `make stateful PROFILE=ci` all."""
+`python -m stateful_tests.planted` looks for all of them anew (examples are those of Hypothesis 6.170). `make test`
+plays the last seed of those that simulation finds, and the examples of those that take three at most;
+`make stateful PROFILE=ci` looks for all."""
 
 
 def page() -> str:
