@@ -235,8 +235,9 @@ def journals(site: Site) -> Found:
 def of_their_start(site: Site) -> Found:
     """No server changes its phase for another start's checkpoint; one that somebody brought back, empty, stays shut.
 
-    Covers: S59, S66.
+    Unless nothing is lost: the processes before it had not been opened yet. Covers: S59, S66.
     """
+    opened: set[str] = set()
     for process, lines in site.simulation.history.journals.items():
         for line in map(parse, (each for each in lines if b'"machine":"participant"' in each)):
             if line["state"] == line["next"]:
@@ -245,8 +246,10 @@ def of_their_start(site: Site) -> Found:
             told = f"{process}, of epoch {epoch}, is {line['next']} for {named}"
             if named is not None and int(named.split("-")[1]) != epoch:
                 yield "S59", told
-            if process in site.brought_back and line["state"] == Phase.BORN.value:
+            place = process.partition(".")[0]
+            if process in site.brought_back and line["state"] == Phase.BORN.value and place in opened:
                 yield "S66", f"{told}, and was brought back with nothing in it"
+            opened.add(place)
 
 
 def servers(site: Site) -> Found:

@@ -294,6 +294,7 @@ FAULTS: Final = (
     Fault("S33", "a call that is sent again is applied again", applied_again, Weapon.JOB, ["I97"], 9),
     Fault("S45", "nobody asks of which life a call is", of_any_life, Weapon.SIMULATION, ["I20"], 18),
     Fault("S59", f"{WHO}, or of which epoch", for_anybody, Weapon.SIMULATION, ["S59"], 8),
+    Fault("S66", f"{WHO}, or of which epoch", for_anybody, Weapon.SIMULATION, ["S66"], 42),
     Fault(
         "S59",
         WHO,
