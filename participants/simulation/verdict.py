@@ -37,7 +37,7 @@ MAY_START_OVER: Final = (
     "it shares state with",
 )
 """Parts of the reasons for which a rollout may be *fresh* in a checkpoint; that its parts do not agree is none, unless
-one of its calls got no answer. And nobody has `FINISHED` of whom no result was ever made.
+one of its calls got no answer. And nobody has `FINISHED` who has begun, and of whom no result was ever made.
 """
 
 DIGEST: Final = re.compile(r"-[0-9a-f]{64}")
@@ -153,14 +153,13 @@ def checkpoints(site: Site) -> Found:
         held = held_by(checkpoint)
         attempts = {row.rollout_id: row.attempt for row in checkpoint.registry}
         fresh = [row for row in checkpoint.registry if row.disposition is Disposition.FRESH]
-        finished = {
-            (done.rollout, done.attempt)
-            for done in truth.done[: truth.moved.get(name)]
-            if done.event is Event.RESULT and done.epoch == checkpoint_id.epoch
-        }
+        before = [done for done in truth.done[: truth.moved.get(name)] if done.epoch == checkpoint_id.epoch]
+        begun = {(done.rollout, done.attempt) for done in before}
+        finished = {(done.rollout, done.attempt) for done in before if done.event is Event.RESULT}
         for row in fresh:
             excused = any(each in row.reason for each in MAY_START_OVER)
-            excused = excused and (FINISHED not in row.reason or (row.rollout_id, row.attempt) in finished)
+            if FINISHED in row.reason and (row.rollout_id, row.attempt) in begun - finished:
+                excused = False
             if not excused and row.episode.key not in site.network.disturbed:
                 yield "I35", f"{name}: {row.rollout_id} starts over: {row.reason}"
         for done in truth.done[: truth.still.get(name, 0)]:
@@ -249,7 +248,8 @@ def of_their_start(site: Site) -> Found:
             place = process.partition(".")[0]
             if process in site.brought_back and line["state"] == Phase.BORN.value and place in opened:
                 yield "S66", f"{told}, and was brought back with nothing in it"
-            opened.add(place)
+            if line["next"] == Phase.IDLE.value:
+                opened.add(place)
 
 
 def servers(site: Site) -> Found:
