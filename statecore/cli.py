@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -44,7 +45,7 @@ EXIT_CODES = {Verdict.HOLDS: 0, Verdict.VIOLATED: 1, Verdict.NOT_FINISHED: 3, Ve
 not hold decides."""
 PIPE_CLOSED = 141
 INTERRUPTED = 130
-"""Of every command, as a shell says it: whoever read the output has gone (`| head`), and Ctrl-C."""
+"""As a shell says it: whoever read the output has gone (`| head`); Ctrl-C, unless a command ends otherwise then."""
 BUG = 5
 """Of `check`: an action or a property of the world raised an exception, so that nothing is known of it."""
 
@@ -54,7 +55,7 @@ Subparsers = Any  # argparse's own class for this is private
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command line `argv` (of the process, if None).
 
-    130 where it is interrupted, 141 where nobody reads standard output any more.
+    130 where it is interrupted, unless a command ends otherwise then; 141 where nobody reads its output any more.
     """
     parser = argparse.ArgumentParser(prog="statecore", description="Declared state machines: check, draw, inspect.")
     parser.add_argument("--version", action="version", version=f"statecore {__version__}")
@@ -65,23 +66,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         _register(commands, entry)
     try:
-        args, rest = parser.parse_known_args(argv)
-        if rest and args.run is not _unavailable:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        code = int(args.run(args))
-        sys.stdout.flush()
+        try:
+            return _run(parser, argv)
+        finally:
+            sys.stdout.flush()  # here, where it is known what to do about it; also of what --help prints
     except UsageError as error:
         print(f"statecore: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed has a place to go
-        return PIPE_CLOSED
-    except (KeyboardInterrupt, BaseExceptionGroup) as error:
-        if not all(isinstance(each, KeyboardInterrupt) for each in exceptions_in(error)):
-            raise
-        print("statecore: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return code
+    except (BrokenPipeError, KeyboardInterrupt, BaseExceptionGroup) as error:
+        every = list(exceptions_in(error))
+        if all(isinstance(each, KeyboardInterrupt) for each in every):
+            print("statecore: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        if all(isinstance(each, BrokenPipeError) for each in every) and _nobody_reads():
+            return PIPE_CLOSED
+        raise
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.run is not _unavailable:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return int(args.run(args))
+
+
+def _nobody_reads() -> bool:
+    """Whether it is standard output that is broken; then what is still to be written has another place to go."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # it has none, so it is no pipe
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
 def _register(commands: Subparsers, entry: EntryPoint) -> None:

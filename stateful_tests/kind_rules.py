@@ -83,7 +83,7 @@ class KindRules(AsyncRuleBasedStateMachine):
     may_leave: ClassVar[bool] = False
     """Whether what is prepared may be given up by its owner, which is another server and open here."""
     stands: ClassVar[tuple[Phase, ...]] = (Phase.PREPARED, Phase.COMMITTED)
-    """When nothing moves."""
+    """When none of its positions moves."""
 
     @initialize(
         allowed=st.lists(st.integers(0, TURNS), min_size=1, max_size=3), after_s=st.sampled_from([2.0, 1.1, 0.1])
@@ -393,16 +393,18 @@ class KindRules(AsyncRuleBasedStateMachine):
 
     def _standing(self) -> None:
         """What is prepared does not move: sessions, an agent's boundaries, the steps of an environment's episodes."""
-        holding = self.participant.control.checkpoint_id
-        if holding is None or self.participant.phase not in self.stands:
+        holding, phase = self.participant.control.checkpoint_id, self.participant.phase
+        if holding is None or phase not in (Phase.PREPARED, Phase.COMMITTED):
+            return
+        assert self.participant.admission.is_quiet, f"I24: {self.name} is {phase} and something moves"
+        if phase not in self.stands:
             return
         now = self._positions()
         before = self.seen.frozen.setdefault(holding, now)
         there = now.keys() if self.may_leave else now.keys() | before.keys()
         moved = [key for key in there if now.get(key) != before.get(key)]
-        assert not moved, f"I24: {moved} moved while {self.name} was {self.participant.phase}"
+        assert not moved, f"I24: {moved} moved while {self.name} was {phase}"
         self.came["standing"] = self.came.get("standing", 0) + len(now)
-        assert self.participant.admission.is_quiet, f"I24: {self.name} is {self.participant.phase} and something moves"
 
     def _positions(self) -> dict[str, Any]:
         """Where each thing stands that this server goes on with."""

@@ -35,6 +35,16 @@ async def sleeps(_simulation: Simulation) -> None:
     await trio.sleep_forever()
 
 
+async def ends_badly(_simulation: Simulation) -> None:
+    """It never ends, and its end goes wrong."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("at its end")
+
+
 async def exits(simulation: Simulation) -> None:
     """One seed takes its process with it."""
     if simulation.seed == 5:

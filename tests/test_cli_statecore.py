@@ -214,17 +214,37 @@ def test_an_interrupt_is_one_line(many: bool, monkeypatch: pytest.MonkeyPatch, c
         main(["check", "x.py"])
 
 
-def test_a_reader_who_has_gone_is_no_mistake() -> None:
+@pytest.mark.parametrize("args", [["diagram", "tests.sample_tables"], ["check", "--help"], ["simulate", "--seed", "3"]])
+def test_a_reader_who_has_gone_is_no_mistake(args: list[str]) -> None:
     """Its output piped into `head`, a command ends as if by SIGPIPE, without a word."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "statecore.cli", "diagram", "tests.sample_tables"]
-    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "statecore.cli", *args]
     done = subprocess.run(
-        command, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        command,
+        cwd=Path(__file__).parents[1],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_another_pipe_that_is_broken_is_a_mistake(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output is read; what broke is a socket, say, or a child's input."""
+
+    def broken(args: argparse.Namespace) -> int:
+        error = BrokenPipeError(32, "a child's input")
+        raise BaseExceptionGroup("a nursery's", [error]) if grouped else error
+
+    monkeypatch.setattr(cli, "_check", broken)
+    with pytest.raises(BaseExceptionGroup if grouped else BrokenPipeError):
+        main(["check", "x.py"])
 
 
 def test_a_command_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:

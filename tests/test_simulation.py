@@ -6,10 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,9 +42,9 @@ from statecore.simulate import (
     scheduling,
     series,
 )
-from tests.simulated_worlds import breaks, chatters, exits, interrupts, leaves, sleeps, waits
+from tests.simulated_worlds import breaks, chatters, ends_badly, exits, interrupts, leaves, sleeps, waits
 
-SEEDS = (0, 3, 5, 8, 13)
+SEEDS = (0, 3, 5, 7, 8, 13)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +154,8 @@ def test_an_exception_is_a_problem_and_tells_where() -> None:
     assert problem.rule == "exception" and "KeyError: 'a bug' (breaks, line " in problem.text
     (problem,) = run(sleeps, 0, longest_s=10).problems
     assert str(problem) == "ends: the run had not come to its end after 10 s of virtual time"
+    (problem,) = run(ends_badly, 0, longest_s=10).problems
+    assert problem.rule == "exception" and "ValueError: at its end" in problem.text
 
 
 def test_a_run_that_goes_round_in_circles_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,13 +280,17 @@ def test_who_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     """The processes that play end with the one that gave them the seeds, in the middle of a seed too."""
     text = "from statecore.simulate import series; from tests.simulated_worlds import holds_a_lock as world\n"
     command = [sys.executable, "-c", f"{text}if __name__ == '__main__': series(world, seeds=8, jobs=2)"]
-    root = Path(__file__).parents[1]
-    with subprocess.Popen(command, cwd=root, env={**os.environ, "LOCKS": str(tmp_path)}) as giving:
-        wait_for(lambda: sum(each.read_text() == "locked" for each in tmp_path.iterdir()) == 2)
-        giving.kill()
-    for each in list(tmp_path.iterdir()):
-        with each.open() as file:
-            wait_for(partial(is_free, file))
+    env = {**os.environ, "LOCKS": str(tmp_path)}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], env=env, start_new_session=True) as giving:
+        try:
+            wait_for(lambda: sum(each.read_text() == "locked" for each in tmp_path.iterdir()) == 2)
+            giving.kill()
+            for each in list(tmp_path.iterdir()):
+                with each.open() as file:
+                    wait_for(partial(is_free, file))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(giving.pid, signal.SIGKILL)
 
 
 def wait_for(come: Callable[[], bool]) -> None:

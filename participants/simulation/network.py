@@ -66,6 +66,7 @@ class SimulatedNetwork:
         self._cuts: dict[tuple[str, str], float] = {}
         self._last: defaultdict[str, deque[tuple[Call, Exchange]]] = defaultdict(lambda: deque(maxlen=LAST))
         self._late = simulation.dice.of("late messages")
+        self._over = False
 
     def transport(self, process: Process, address: str = "") -> httpx.AsyncBaseTransport:
         """What this process sends with, from that address or its name; nothing leaves it any more when it has ended."""
@@ -79,15 +80,19 @@ class SimulatedNetwork:
         self.inner.break_off(self._is_cut)
 
     def heal(self) -> None:
-        """From now on every message arrives, once and soon."""
+        """From now on every message arrives, once and soon; some to a server that is gone come late to its successor."""
         self.calm = True
         self._cuts.clear()
         self._simulation.history.tell("network", "calm")
 
+    def end(self) -> None:
+        """The job is over: nothing comes any more."""
+        self._over = True
+
     def left_over(self, address: str) -> None:
         """The server there is gone. Some of what was sent to it last still comes, and whoever is there then has it."""
         for call, exchange in self._last.pop(address, ()):
-            if self._late.chance(0.75):
+            if not self._over and self._late.chance(0.75):
                 self._simulation.count("messages left over")
                 self.inner.send_again(call, exchange, self._simulation.due_in(self._late.between(*LATE_S)))
 

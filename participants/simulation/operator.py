@@ -83,6 +83,7 @@ class Operator:
                 await self._live()
                 await self._zombies_end()
             nursery.cancel_scope.cancel()
+        self.site.network.end()
         for each in self.site.fleets:
             each.kill()
 

@@ -159,15 +159,17 @@ def _nothing_collected() -> Iterator[None]:
 
 async def _played(world: World, seed: int, longest_s: float) -> Outcome:
     simulation = Simulation(seed)
-    with trio.move_on_after(longest_s) as bound:
-        try:
+    bound = trio.move_on_after(longest_s)
+    try:
+        with bound:
             await world(simulation)
-        except BaseException as error:
-            if not all(isinstance(each, Exception | SystemExit) for each in exceptions_in(error)):
-                raise
-            simulation.ended_by("exception", _told(error))
-    if bound.cancelled_caught:
-        simulation.ended_by("ends", f"the run had not come to its end after {longest_s:g} s of virtual time")
+    except BaseException as error:
+        if not all(isinstance(each, Exception | SystemExit) for each in exceptions_in(error)):
+            raise
+        simulation.ended_by("exception", _told(error))
+    else:
+        if bound.cancelled_caught:
+            simulation.ended_by("ends", f"the run had not come to its end after {longest_s:g} s of virtual time")
     return Outcome(
         seed=seed,
         problems=tuple(simulation.problems),
