@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from docs.generators.marks import told
+from stateful_tests.planted.__main__ import main
 from stateful_tests.planted.fault import Fault, Weapon
 from stateful_tests.planted.faults import FAULTS, NOT_PLANTED
 from stateful_tests.profiles import PROFILE, SEED
@@ -39,9 +40,14 @@ def test_every_scenario_is_planted_or_it_is_said_why_not() -> None:
     assert not planted & set(NOT_PLANTED)
 
 
-def test_what_is_not_planted_is_not_found() -> None:
+@pytest.mark.parametrize("weapon", [Weapon.SIMULATION, Weapon.RESOURCES])
+def test_what_is_not_planted_is_not_found(weapon: Weapon) -> None:
     """A fault that plants nothing is not found: the words alone do not make a finding."""
-    for weapon in (Weapon.SIMULATION, Weapon.RESOURCES):
-        nothing = Fault("S0", "nothing", lambda _: None, weapon, ["I10", "I14", "I57"], 1)
-        assert nothing.look(1) is None
-        assert not nothing.found_again()
+    nothing = Fault("S0", "nothing", lambda _: None, weapon, ["I10", "I14", "I57"], 1)
+    assert nothing.look(1) is None
+
+
+def test_a_number_that_nobody_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing is looked for."""
+    assert main(["S1", "S999"]) == 2
+    assert capsys.readouterr() == ("", "there is no planted fault of S999\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,10 +13,10 @@ from attrs import define, field
 
 from statecore.errors import StatecoreError
 from statecore.exception_groups import exceptions_in
-from statecore.simulate import Process
+from statecore.simulate import Process, ProcessEnded
 from statecore.wire import parse
 
-from ..coordination.coordinator import Aborted, Coordinator, CoordinatorSettings, Overtaken, Published
+from ..coordination.coordinator import Aborted, Coordinator, CoordinatorSettings, Overtaken, Published, RestartFailed
 from ..coordination.cut import NOT_SAID
 from ..coordination.recovery import CheckpointRejected
 from ..coordination.trainer import Result
@@ -229,7 +230,8 @@ class Life:
         lost: dict[str, str] = {}
 
         async def run(batch: Any) -> None:
-            lost.update((await job.run_batch(batch)).lost)
+            with self._goes_on("S42", "a rollout"):
+                lost.update((await job.run_batch(batch)).lost)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, recovered)
@@ -238,12 +240,27 @@ class Life:
                 await trio.sleep(self.site.plan.stagger_s)
         return lost
 
+    @contextmanager
+    def _goes_on(self, rule: str, what: str) -> Iterator[None]:
+        """Whatever servers do, it does not end the run, unless they cannot be brought back or it has itself ended."""
+        may_be = (Overtaken, RestartFailed, ProcessEnded)
+        try:
+            yield
+        except Exception as error:
+            for each in exceptions_in(error):
+                if isinstance(each, StatecoreError) and not isinstance(each, may_be):
+                    self._violated(rule, f"{self.process.name} is ended by {what}: {each}")
+            raise
+
     async def _checkpoints(self, job: Coordinator) -> None:
         """One after the other, of any kind, until this is cancelled."""
         dice = self.site.simulation.dice.of(f"checkpoints of {self.process.name}")
         while True:
             await trio.sleep(dice.between(*self.adversity.every_s))
-            self._told(await job.checkpoint(DEADLINE_S, stragglers=dice.pick(self.adversity.stragglers)))
+            stragglers = dice.pick(self.adversity.stragglers)
+            with self._goes_on("S3", "a checkpoint"):
+                outcome = await job.checkpoint(DEADLINE_S, stragglers=stragglers)
+            self._told(outcome)
 
     def _told(self, outcome: Published | Aborted) -> None:
         simulation = self.site.simulation
@@ -265,7 +282,8 @@ class Life:
         in_a_row, wanted = 0, 2 if self.adversity.looks_for_marks else 1
         for _ in range(FINAL_TRIES):
             restarts = len(job.restarts)
-            outcome = await job.checkpoint(DEADLINE_S)
+            with self._goes_on("S3", "a checkpoint"):
+                outcome = await job.checkpoint(DEADLINE_S)
             self._told(outcome)
             await self._settled()
             in_a_row = in_a_row + 1 if outcome.published and restarts == len(job.restarts) else 0

@@ -80,7 +80,7 @@ class SimulatedNetwork:
         self.inner.break_off(self._is_cut)
 
     def heal(self) -> None:
-        """From now on every message arrives, once and soon; some to a server that is gone come late to its successor."""
+        """From now on every message arrives, once and soon; some to who is gone come late to its successor."""
         self.calm = True
         self._cuts.clear()
         self._simulation.history.tell("network", "calm")

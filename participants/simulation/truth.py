@@ -105,10 +105,9 @@ class Truth:
     def set_aside(self, who: str, checkpoint_id: CheckpointId, store: Store) -> None:
         """`who` gives up a checkpoint; no other life that has started since may stand on it (I77)."""
         own = max((start.epoch for start in self.starts if start.life == who), default=0)
-        newest = max(claim.epoch for claim in store.claims().values() if claim.base is not None)
-        base = store.claims()[newest].base
-        if newest > own and base is not None and base.start == checkpoint_id:
-            self.simulation.violated("I77", f"{who} deletes {checkpoint_id}, the base of epoch {newest}")
+        bases = {epoch: claim.base for epoch, claim in store.claims().items() if claim.base is not None and epoch > own}
+        if bases and bases[max(bases)].start == checkpoint_id:
+            self.simulation.violated("I77", f"{who} deletes {checkpoint_id}, the base of epoch {max(bases)}")
 
     def files(self, checkpoint_id: str, store: Store) -> dict[str, bytes]:
         """What a checkpoint consists of, by path; nothing if it is not there."""

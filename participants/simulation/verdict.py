@@ -15,7 +15,6 @@ from ..demo.counting import WORK, differences, held_by
 from ..demo.lines import Event
 from ..demo.trainer import STATE_FILE
 from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
-from ..files.snapshots import GYM
 from ..journals.replaying import replayed
 from ..machines.control import Phase
 from ..records.records import Disposition
@@ -189,14 +188,17 @@ def one_moment(truth: Truth) -> Found:
 def few_files(truth: Truth) -> Found:
     """A checkpoint has two files for each server, and a fixed number beside the trainer's. Covers: I50.
 
-    What a failed commit has left over is no file more: its name differs by a digest, or begins with a dot.
+    Where a disk has failed, what a failed commit has left over is no file more: a digest or a dot in its name.
     """
+    failed = truth.simulation.counts["disk faults"]
     for name, files in truth.contents.items():
-        held = {DIGEST.sub("", path.partition(f"/{name}/")[2]) for path in files}
-        servers = {path.rpartition("/")[0] for path in held if path.startswith(f"{GYM}/") and path != GYM_MANIFEST}
-        others = [path for path in held if not path.startswith(f"{FRAMEWORK}/") and "/." not in f"/{path}"]
-        if len(others) > len(FIXED_FILES) + 2 * len(servers):
-            yield "I50", f"{name} has {len(others)} files of {len(servers)} servers: {', '.join(sorted(others))}"
+        held = {path.partition(f"/{name}/")[2]: content for path, content in files.items()}
+        servers = len(parse(held[CHECKPOINT])["participants"])
+        others = {path for path in held if not path.startswith(f"{FRAMEWORK}/")}
+        if failed:
+            others = {DIGEST.sub("", path) for path in others if "/." not in f"/{path}"}
+        if len(others) > len(FIXED_FILES) + 2 * servers:
+            yield "I50", f"{name} has {len(others)} files of {servers} servers: {', '.join(sorted(others))}"
 
 
 def weights(lives: list[Life]) -> Found:

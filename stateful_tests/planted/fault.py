@@ -65,8 +65,8 @@ class _Enough(Exception):
 class Fault:
     """One scenario in the code: `plant` puts it there.
 
-    `broken` are the words of which one must be in what is found: numbers of invariants, or `exception`. `after` is how
-    many seeds it takes, or examples of seed 0, which another release of Hypothesis may draw otherwise.
+    `broken` are the words of which one must be in what is found: numbers of invariants or scenarios, `exception`.
+    `after` is how many seeds it takes, or examples of seed 0, which another release of Hypothesis may draw otherwise.
     """
 
     scenario: str

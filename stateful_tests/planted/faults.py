@@ -21,5 +21,7 @@ NOT_PLANTED: Final[Mapping[str, str]] = {
     "S4": "a job that is switched off has no checkpoint and no server of ours to look at; `tests/test_switched_off.py` "
     "runs one, and compares its result and all that it sends",
     "S14": "no token store is built: what is done with its receipt is shown by `tests/test_recovery.py`",
+    "S22": "no seed fails in these worlds: in a simulated job its rollout would end the life, and the fault with it; "
+    "`tests/test_scenarios_control.py` has a seed that fails, and prepares after it",
 }
 """By scenario: why neither simulation nor the rules look for it, and who does instead."""

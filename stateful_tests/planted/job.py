@@ -17,7 +17,7 @@ from participants.coordination.coordinator import Coordinator
 from participants.coordination.dispatch import Dispatcher
 from participants.coordination.ledger import Ledger
 from participants.coordination.life import CoordinatorSettings, Life
-from participants.coordination.outcomes import Batch, Recovered
+from participants.coordination.outcomes import Batch, CoordinatorError, Recovered
 from participants.coordination.phases import COMMITTED, Phases
 from participants.coordination.supervisor import Supervisor
 from participants.coordination.transaction_shell import CheckpointRun
@@ -68,7 +68,7 @@ def ends_the_run(patch: Patch) -> None:
 
     def or_else(self: Coordinator, outcome: Any) -> Any:
         if not outcome.published:
-            raise RuntimeError(outcome.story())
+            raise CoordinatorError(outcome.story())
         return counted(self, outcome)
 
     patch.setattr(Coordinator, "_counted", or_else)
@@ -240,7 +240,7 @@ FAULTS: Final = (
         ["I20"],
         2,
     ),
-    Fault("S3", "a checkpoint that fails ends the run", ends_the_run, Weapon.SIMULATION, ["exception"], 4),
+    Fault("S3", "a checkpoint that fails ends the run", ends_the_run, Weapon.SIMULATION, ["S3"], 4),
     Fault(
         "S6",
         "identity and digest of a receipt are swapped on its way back",
@@ -266,7 +266,7 @@ FAULTS: Final = (
         5,
     ),
     Fault("S37", "rollouts without a boundary are not started over", fresh_dropped, Weapon.SIMULATION, ["I11"], 5),
-    Fault("S39", "a process is known by its name", known_by_name, Weapon.SIMULATION, ["order"], 27),
+    Fault("S39", "a process is known by its name", known_by_name, Weapon.SIMULATION, ["I34"], 42),
     Fault(
         "S40",
         "a trainer's cursor runs ahead of its dispatches",

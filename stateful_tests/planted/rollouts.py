@@ -15,6 +15,7 @@ from participants.coordination import recovery
 from participants.coordination.deployment import Member
 from participants.coordination.dispatch import Dispatcher
 from participants.coordination.life import Life, _receipts
+from participants.coordination.outcomes import CoordinatorError
 from participants.demo.agent_server import Chat, play_turn
 from participants.demo.broken_servers import forgetful_agent
 from participants.demo.environment_server import environment_app
@@ -123,7 +124,7 @@ def all_together(patch: Patch) -> None:
     async def or_none(self: Dispatcher, rollout_id: str, lost: dict[str, str], errors: list[Exception]) -> None:
         await run_one(self, rollout_id, lost, errors)
         if rollout_id in lost:
-            raise RuntimeError(lost[rollout_id])
+            raise CoordinatorError(lost[rollout_id])
 
     patch.setattr(Dispatcher, "_run_one", or_none)
 
@@ -175,7 +176,7 @@ FAULTS: Final = (
     Fault("S15", FROM_THE_BEGINNING, replaces(Session, "restored", lambda *_: None), Weapon.JOB, ["I57"], 5),
     Fault("S17", "a loop that was replaced goes on", two_loops, Weapon.SIMULATION, ["I10", "I57"], 9),
     Fault("S19", "the last turn is a boundary as well", serves("agent", eager_agent), Weapon.SIMULATION, ["I57"], 9),
-    Fault("S42", "a rollout without a result ends its batch", all_together, Weapon.SIMULATION, ["exception"], 9),
+    Fault("S42", "a rollout without a result ends its batch", all_together, Weapon.SIMULATION, ["S42"], 9),
     Fault(
         "S51",
         "a policy version is a bare step",

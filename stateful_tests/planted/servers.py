@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -15,7 +14,7 @@ from participants.coordination import deployment
 from participants.demo import agent_server
 from participants.demo.players import completion, judge_says
 from participants.demo.servers import Place
-from participants.files import snapshots
+from participants.files import checkpoint, draft, snapshots
 from participants.identity import RUN_PREFIX, EpisodeId, split_prefix
 from participants.machines.control import (
     PARTICIPANT,
@@ -30,9 +29,8 @@ from participants.machines.control import (
     this,
 )
 from participants.machines.resource_session import SessionData
-from participants.net.http import ASGIApp, Incoming, Receive, Scope, Send, refuse_request
+from participants.net.http import ASGIApp, Receive, Scope, Send, refuse_request
 from participants.servers import asgi, participant
-from participants.servers.admission import Activity
 from participants.servers.agent import Agent
 from participants.servers.agent_session import Session
 from participants.servers.asgi import Shell
@@ -46,7 +44,7 @@ from participants.servers.resources import Resources
 from participants.servers.server import Server
 from participants.settings import Settings
 from participants.simulation import game
-from participants.simulation.game import Walk, game_app
+from participants.simulation.game import Walk
 from statecore import go, stay
 from stateful_tests.planted.fault import Fault, Patch, Weapon, replaces, serves
 
@@ -113,7 +111,8 @@ class Asking(Agent):
         close = self.admission.close
 
         def ask_and_close() -> None:
-            self.asked |= {episode: anyio.Event() for episode, _ in self._sessions}
+            for episode, _ in self._sessions:
+                self.asked.setdefault(episode, anyio.Event())
             close()
 
         self.admission.close = ask_and_close  # type: ignore[method-assign]
@@ -151,21 +150,6 @@ def everybody_named(patch: Patch) -> None:
     patch.setattr(Shell, "_data", demanding)
 
 
-class CountsForEver(Resources[Walk]):
-    """What was let in is counted out when its session hears of it, and a call that failed may have none."""
-
-    async def admitted(self, request: Incoming, owner: EpisodeId | None = None, **options: Any) -> Activity:
-        activity = await super().admitted(request, owner, **options)
-        end = activity.end
-
-        def if_there() -> None:
-            if self._book.of(owner) is not None:
-                end()
-
-        activity.end = if_there  # type: ignore[method-assign]
-        return activity
-
-
 def of_any_life(patch: Patch) -> None:
     patch.setattr(asgi, "is_data_of_other_life", lambda *_: False)
 
@@ -186,7 +170,8 @@ def born_open(patch: Patch) -> None:
 
 
 def one_directory(patch: Patch) -> None:
-    patch.setattr(snapshots, "part_dir", lambda directory, *_: directory / snapshots.GYM / "all" / "all")
+    for place in (snapshots, draft, checkpoint):
+        patch.setattr(place, "part_dir", lambda directory, *_: directory / snapshots.GYM / "all" / "all")
     patch.setattr(snapshots, "is_this_commit", lambda *_: True)
 
 
@@ -248,17 +233,9 @@ FAULTS: Final = (
         replaces(agent_server, "Agent", Asking),
         Weapon.SIMULATION,
         ["I20"],
-        4,
+        20,
     ),
     Fault("S20", "who asks for anything must name a rollout", everybody_named, Weapon.RESOURCES, ["S20"], 1),
-    Fault(
-        "S22",
-        "a call that failed without a session is counted for ever",
-        serves("game", partial(game_app, kind=CountsForEver)),
-        Weapon.SIMULATION,
-        ["I20"],
-        1,
-    ),
     Fault(
         "S23",
         "a process is born open, and takes calls of another life",
@@ -282,6 +259,8 @@ FAULTS: Final = (
     Fault("S28", "without a token checkpointing is off", silently_off, Weapon.SIMULATION, ["S28"], 8),
     Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.RESOURCES, ["I53"], 1),
     Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.AGENT, ["I53"], 1),
+    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.ENVIRONMENT, ["I53"], 1),
+    Fault("S29", "a restore is installed whatever lives here", restored_at_work, Weapon.POLICY, ["I53"], 4),
     Fault(
         "S30",
         "clocks may differ by as much as they like",
