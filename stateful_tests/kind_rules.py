@@ -7,6 +7,8 @@ what it is are held against docs/reference/protocol.md section 5, and against wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,6 +65,13 @@ class Seen:
     asked: set[str] = field(factory=set)  # directories, by commits
     retired: set[str] = field(factory=set)
     frozen: dict[str, Any] = field(factory=dict)  # by checkpoint: positions of the sessions
+
+
+@define
+class _Came:
+    """What a call was answered; None: nothing."""
+
+    reply: httpx.Response | None = None
 
 
 def _takes(seconds: float) -> Any:
@@ -235,7 +244,8 @@ class KindRules(AsyncRuleBasedStateMachine):
         source = self._source("over")
         if self._positions() and any(key[:2] == ("commit", source) for key in self.seen.answers):
             body = {"checkpoint_dir": str(ROOT / source / self.name), "episode_ids": [{"rollout_id": "r0"}]}
-            reply = await self._call("restore", f"rs-000001-{self.numbered:06d}", 10.0, body)
+            with self._may_retire("r0") as came:
+                reply = came.reply = await self._call("restore", f"rs-000001-{self.numbered:06d}", 10.0, body)
             assert reply is None or reply.status_code != 200, f"I53: restored while it has sessions: {reply.text}"
 
     @rule(which=which_id, source=which_id)
@@ -245,7 +255,8 @@ class KindRules(AsyncRuleBasedStateMachine):
         body = {"checkpoint_dir": str(ROOT / self._source(source) / self.name), "episode_ids": [{"rollout_id": "r0"}]}
         has, began = self._positions(), trio.current_time()
         idle = self.participant.control.checkpoint_id is None
-        reply = await self._call("restore", checkpoint_id, 10.0, body)
+        with self._may_retire("r0") as came:
+            reply = came.reply = await self._call("restore", checkpoint_id, 10.0, body)
         if has and idle and reply is not None and began == trio.current_time():
             assert reply.status_code != 200 or checkpoint_id in self.seen.over, f"I53: {reply.text}"
 
@@ -254,8 +265,16 @@ class KindRules(AsyncRuleBasedStateMachine):
     async def retire(self, which: str, number: int) -> None:
         """An attempt is ended here; what it still asks of this server is told so."""
         rollout = sorted(self.runs)[number % len(self.runs)]
-        reply = await self._call("retire", self._id(which), 10.0, {"episode_ids": [{"rollout_id": rollout}]})
-        if reply is None or reply.status_code == 200:  # without an answer it may have come about
+        body = {"episode_ids": [{"rollout_id": rollout}]}
+        with self._may_retire(rollout) as came:
+            came.reply = await self._call("retire", self._id(which), 10.0, body)
+
+    @contextmanager
+    def _may_retire(self, rollout: str) -> Iterator[_Came]:
+        """The call inside ends the first attempt if it comes about: with its answer, without one, or sent once more."""
+        came, struck = _Came(), bool(self.strikes)
+        yield came
+        if struck or came.reply is None or came.reply.status_code == 200:
             self.seen.retired.add(rollout)
 
     @rule(
