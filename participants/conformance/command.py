@@ -34,7 +34,6 @@ from .target import Driver, Target
 TIMEOUT_S: Final = 5.0
 UNREACHABLE: Final = 3
 IN_USE: Final = 2
-INTERRUPTED: Final = 130
 
 
 def register(commands: Any) -> None:
@@ -87,11 +86,7 @@ def run(args: argparse.Namespace) -> int:
     asked = partial(
         ask, target, driver, only=args.only, rules=Rules(max_wait_s=args.max_wait), live=args.yes, on_row=told
     )
-    found: Report | tuple[int, str] = (INTERRUPTED, "interrupted")
-    try:
-        found = trio.run(asked)
-    except* KeyboardInterrupt:
-        pass  # what had been begun on the server is ended by then
+    found = trio.run(asked)  # if it is interrupted, what had been begun on the server is ended by then
     if isinstance(found, tuple):
         code, why = found
         print(f"statecore: {printable(why)}", file=sys.stderr)

@@ -22,7 +22,7 @@ from ..files.store import SET_ASIDE
 from ..records.manifests import CheckpointId
 from ..servers.asgi import ACKNOWLEDGE
 from ..serving.testing import Call
-from .fleet import DEADLINE_S, GRACE_S, Fleet, Member, Site
+from .fleet import DEADLINE_S, GRACE_S, JUDGE, Fleet, Member, Site
 from .life import End, Life
 from .network import EVERYBODY
 from .plan import CRASHES, MAX_SKEW_S, Adversity, Blow, Strike, Supervision, Trigger
@@ -154,7 +154,7 @@ class Operator:
             self._check_saved(call)
         if call.path.endswith(AFTER_PUBLICATION):
             self._check_not_overtaken(call)
-        if call.path.endswith(PREPARE) and call.server.startswith("judge-"):
+        if call.path.endswith(PREPARE) and call.server.startswith(f"{JUDGE}-"):
             self.site.simulation.violated("I73", f"{call.source} closes {call.server}, which is no participant")
         self._happened(Trigger.MESSAGES, None)
 
@@ -240,7 +240,7 @@ class Operator:
     def _members(self) -> list[Member]:
         """Whom a blow may meet. Nobody asks a judge whether it lives: only who is told of ends sees its end."""
         told = self.site.supervision is not Supervision.SILENT
-        return [] if self.fleet is None else [each for each in self.fleet.alive if told or each.name != "judge"]
+        return [] if self.fleet is None else [each for each in self.fleet.alive if told or each.name != JUDGE]
 
     def _power_cut(self) -> None:
         for fleet in self.site.fleets:

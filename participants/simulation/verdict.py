@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from statecore.errors import StatecoreError
@@ -18,7 +18,7 @@ from ..files.draft import CHECKPOINT, FRAMEWORK, GYM_MANIFEST, LEDGER, REGISTRY
 from ..journals.replaying import replayed
 from ..machines.control import Phase
 from ..records.records import Disposition
-from .continuations import continued, whole_units
+from .continuations import Found, continued, whole_units
 from .fleet import Site
 from .life import End, Life
 from .plan import expected
@@ -41,9 +41,6 @@ one of its calls got no answer. And nobody has `FINISHED` who has begun, and of 
 
 DIGEST: Final = re.compile(r"-[0-9a-f]{64}")
 FIXED_FILES: Final = (CHECKPOINT, GYM_MANIFEST, REGISTRY, LEDGER)
-
-Found = Iterator[tuple[str, str]]
-"""The number of an invariant, and what is not as it says."""
 
 
 def results(site: Site, life: Life) -> Found:
