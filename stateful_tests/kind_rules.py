@@ -271,10 +271,13 @@ class KindRules(AsyncRuleBasedStateMachine):
 
     @contextmanager
     def _may_retire(self, rollout: str) -> Iterator[_Came]:
-        """The call inside ends the first attempt if it comes about: with its answer, without one, or sent once more."""
-        came, struck = _Came(), bool(self.strikes)
+        """The call inside ends the first attempt if it comes about: with its answer, without one, or sent once more.
+
+        Not of a rollout that has its result by then.
+        """
+        came, struck, over = _Came(), bool(self.strikes), rollout in self.results
         yield came
-        if struck or came.reply is None or came.reply.status_code == 200:
+        if not over and (struck or came.reply is None or came.reply.status_code == 200):
             self.seen.retired.add(rollout)
 
     @rule(

@@ -59,6 +59,7 @@ def test_a_restore_into_a_used_server_is_a_fault_while_it_has_episodes(
     turns: int, planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule asks for a refusal while there is an episode, and finds a server that does not refuse. Covers: I53"""
+    monkeypatch.setattr(Environment, "came", {})
     if planted:
         monkeypatch.setattr(EnvironmentServer, "check_fresh", lambda *_: None)
     state: Any = Environment()
